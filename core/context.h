@@ -1,0 +1,57 @@
+/* A context: one device, its kernel table and queue, memory accounts, the text of the last error,
+ * and the flag that cancels long operations.  Everything else in the core belongs to one context
+ * and must be freed before it.  A context serves one thread at a time. */
+#ifndef PG_CONTEXT_H
+#define PG_CONTEXT_H
+
+#include "error.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct pg_context pg_context;
+
+typedef struct pg_context_options {
+  const char *device; /* "cpu" or NULL; other names are PG_EDEVICE with the list of those built */
+  int threads;        /* compute threads; 0: the CPUs this process may run on */
+} pg_context_options;
+
+/* Create a context. On failure *out is NULL and, since there is no context yet to hold a text,
+ * `message` (of `size` bytes, may be NULL) receives one. */
+int pg_context_new(const pg_context_options *options, pg_context **out, char *message, size_t size);
+/* Free it; NULL is legal. Tensors still alive are a bug of the caller and are asserted on. */
+void pg_context_free(pg_context *ctx);
+
+/* Text of the last failure in this context ("" when none). Valid until the next failing call. */
+const char *pg_context_message(const pg_context *ctx);
+const char *pg_context_device(const pg_context *ctx);
+int pg_context_threads(const pg_context *ctx);
+
+/* Device memory held by tensors and arenas now, and the largest it has been, in bytes. */
+int64_t pg_context_bytes(const pg_context *ctx);
+int64_t pg_context_peak_bytes(const pg_context *ctx);
+/* Tensors (storages) alive: tests assert that it returns to its baseline. */
+int64_t pg_context_live_tensors(const pg_context *ctx);
+
+/* Ask the operation now running to stop with PG_ECANCELED at its next poll. Safe in a signal
+ * handler and from any thread. pg_context_resume clears the flag. */
+void pg_context_cancel(pg_context *ctx);
+void pg_context_resume(pg_context *ctx);
+bool pg_context_cancelled(const pg_context *ctx);
+
+/* Record a message and return `code`, so that callers write `return pg_fail(ctx, PG_EINVAL, …)`.
+ * Hosts may use it too, from callbacks. */
+int pg_fail(pg_context *ctx, int code, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 3, 4)))
+#endif
+    ;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

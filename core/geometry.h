@@ -1,0 +1,56 @@
+/* Diagnostics of the head (SPEC §4). All are pure: they change no weight, slot, random state or
+ * data position. Non-finite input is PG_ENONFINITE with the place. */
+#ifndef PG_GEOMETRY_H
+#define PG_GEOMETRY_H
+
+#include "data.h"
+#include "model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Exact row diameter D(S) = max_{i<j} ||s_i - s_j||_2 and the pair that attains it. */
+typedef struct pg_diameter {
+  double value;          /* evaluated in fp64 on the rows themselves */
+  int64_t first, second; /* 0-based rows, first < second; -1, -1 when the value is 0 */
+  double multiply_adds;  /* work done */
+  double seconds;
+} pg_diameter;
+/* matrix: fp32, 2-D, contiguous columns. */
+int pg_geometry_diameter(const pg_tensor *matrix, pg_diameter *out);
+
+/* A panel: a fixed set of validation positions, as one hashed object. Rank r of `ranks` contributes
+ * its first tokens/ranks (+1 for the first tokens % ranks ranks) positions of its own slices of the
+ * sequential validation stream in groups of micro * ranks sequences, so that a published panel can
+ * be had on any machine. */
+typedef struct pg_panel pg_panel;
+typedef struct pg_panel_options {
+  int64_t tokens;
+  int64_t ranks; /* 0: 1 */
+  int64_t micro; /* 0: 1. With one rank it does not matter */
+} pg_panel_options;
+/* Reads the validation shards `pattern` in `folder`; more tokens than they hold is PG_EDATA with
+ * both numbers. vocab checks ids as the loader does. */
+int pg_panel_new(pg_context *ctx, const char *folder, const char *pattern, int64_t time,
+                 int64_t vocab, const pg_panel_options *options, pg_panel **out);
+void pg_panel_free(pg_panel *panel);
+int64_t pg_panel_tokens(const pg_panel *panel);
+/* 16 hex digits over the options and all token ids. */
+const char *pg_panel_hash(const pg_panel *panel);
+
+/* Hilbert range of every panel position under `model`'s present weights (after the update) and
+ * head increment `matrix` [V, d]: delta = logit_scale * (max_i (S h)_i - min_i (S h)_i).
+ * *rms = sqrt(mean delta^2), squares summed in fp64. `ranges` (host, [tokens], may be NULL). */
+int pg_hilbert(const pg_model *model, pg_activations *a, const pg_panel *panel,
+               const pg_tensor *matrix, double *rms, float *ranges);
+
+/* Mean over `batches` groups of the loader's micro-batch means (SPEC §2), from its start. The
+ * loader is sequential with micro sequences per call; it is rewound first. Polls cancellation. */
+int pg_validate(const pg_model *model, pg_activations *a, pg_loader *loader, int64_t batches,
+                double *loss);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,122 @@
+/* The transformer of SPEC §1 (Hugging Face's Qwen3ForCausalLM with unit gains, untied head): its
+ * sizes, its named parameters, forward and backward. A pg_model is a weight set; gradients, slots
+ * and increments hang on its parameters only where a run asked for them, so that validation,
+ * checkpoint comparison and probes use plain models and share this code. */
+#ifndef PG_MODEL_H
+#define PG_MODEL_H
+
+#include "tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Roles partition the parameters. */
+typedef enum pg_role { PG_EMBEDDING, PG_BACKBONE, PG_HEAD, PG_ROLES } pg_role;
+const char *pg_role_name(pg_role role); /* "embedding", "backbone", "head" */
+
+typedef struct pg_model_config {
+  int64_t layers;            /* >= 0 */
+  int64_t width;             /* d */
+  int64_t heads;             /* heads * head_dim need not equal width */
+  int64_t head_dim;          /* even */
+  int64_t mlp;               /* inner width of SwiGLU */
+  int64_t vocab;             /* V >= 2 */
+  int64_t context;           /* T, the longest sequence */
+  double norm_eps;           /* 1e-6 */
+  double rope_base;          /* 1e4 */
+  double logit_scale;        /* logits = logit_scale * U h; 1 */
+  double init_std[PG_ROLES]; /* standard deviation of initial weights per role; 0.02; 0 allowed */
+} pg_model_config;
+
+/* Zero sizes, default constants. Then set sizes; head_dim 0 means 64, mlp 0 means 4 width. */
+void pg_model_config_default(pg_model_config *config);
+/* Presets of the paper, "190m" "380m" "640m" (case and - _ . ignored). PG_ENOENT otherwise. */
+int pg_model_config_preset(pg_context *ctx, const char *name, pg_model_config *config);
+/* Fill in head_dim and mlp and check everything: PG_EINVAL names the size, its value, the range. */
+int pg_model_config_resolve(pg_context *ctx, pg_model_config *config);
+/* Number of weights: layers * (4 d heads head_dim + 3 d mlp) + 2 V d. */
+int64_t pg_model_config_weights(const pg_model_config *config);
+
+/* A parameter: a named matrix [rows, columns], what hangs on it, and who updates it. Storage may
+ * have more rows than `rows` (padding); no operation reads those. */
+typedef struct pg_parameter {
+  /* read-only for users */
+  const char *name; /* Hugging Face tensor name */
+  pg_role role;
+  int64_t layer; /* block index from 0; -1 outside the blocks */
+  int64_t rows, columns;
+  pg_tensor *value;     /* fp32 [rows, columns] */
+  pg_tensor *gradient;  /* NULL: not computed (frozen, or no run) */
+  pg_tensor *increment; /* NULL: not kept. Scaled by the learning rate, weight decay excluded */
+  pg_tensor **slots;    /* optimizer state, as the optimizer's slot list declares */
+  int64_t updates;      /* own updates done: n of SPEC §3 */
+  int assignment;       /* index into the run's assignments; -1 none */
+} pg_parameter;
+
+typedef struct pg_model pg_model;
+
+/* Allocate all parameters, zero. Order: embedding, blocks 0…L-1 (q k v o gate up down), head. */
+int pg_model_new(pg_context *ctx, const pg_model_config *config, pg_model **out);
+void pg_model_free(pg_model *model);
+const pg_model_config *pg_model_get_config(const pg_model *model);
+pg_context *pg_model_context(const pg_model *model);
+size_t pg_model_count(const pg_model *model);
+pg_parameter *pg_model_parameter(const pg_model *model, size_t index);
+/* NULL when there is none of that name. */
+pg_parameter *pg_model_find(const pg_model *model, const char *name);
+pg_parameter *pg_model_embedding(const pg_model *model);
+pg_parameter *pg_model_head(const pg_model *model);
+
+/* Draw weights N(0, init_std[role]^2) from Philox: element i of a parameter is normal number i of
+ * stream hash(name) under `seed` (random.h). */
+int pg_model_init(pg_model *model, uint64_t seed);
+/* Copy weights from `path` (safetensors, Hugging Face names). Every parameter must be there with
+ * the right shape in F32, BF16 or F16; extra tensors must be the unit norm gains, else PG_EFORMAT.
+ */
+int pg_model_load(pg_model *model, const char *path);
+/* Write model.safetensors as transformers reads it, unit gains included. */
+int pg_model_save(const pg_model *model, const char *path);
+/* Copy the weights of one model into another of the same config. */
+int pg_model_copy(pg_model *to, const pg_model *from);
+
+/* ---- forward and backward -------------------------------------------------------------- */
+/* Buffers of a forward pass for up to batch * time positions, and, with `training`, of the
+ * backward pass. Independent of the weights: any model of this config may use it. */
+typedef struct pg_activations pg_activations;
+int pg_activations_new(pg_context *ctx, const pg_model_config *config, int64_t batch, int64_t time,
+                       bool training, pg_activations **out);
+void pg_activations_free(pg_activations *a);
+
+/* Run the blocks and the final norm on tokens[batch*time] (host memory, checked against the
+ * vocabulary: PG_EDATA names the position and the value). batch and time may be smaller than the
+ * arena's. Afterwards *hidden (device, [batch*time, width]) is valid until the next forward. */
+int pg_model_forward(const pg_model *model, pg_activations *a, const int32_t *tokens, int64_t batch,
+                     int64_t time, const float **hidden);
+
+/* The head on the hidden states of the last forward, in row chunks: never all logits at once.
+ * targets[batch*time] in host memory, checked like tokens. *loss_sum: sum of the tokens' cross
+ * entropies (fp64). `losses` (host, may be NULL) receives each. With gradient_scale != 0 also
+ * the gradient of gradient_scale * loss_sum: added to the head's gradient (when it has one), and
+ * kept for pg_model_backward. */
+int pg_head_loss(const pg_model *model, pg_activations *a, const int32_t *targets,
+                 double gradient_scale, double *loss_sum, float *losses);
+/* Add the gradients of the last pg_head_loss to every parameter that has one. */
+int pg_model_backward(const pg_model *model, pg_activations *a);
+
+/* range[i] = max_v z_v - min_v z_v with z = logit_scale * M h_i for each of the last forward's
+ * positions, `matrix` [V, width] (an increment, say): host memory, `count` positions from `first`.
+ */
+int pg_head_ranges(const pg_model *model, pg_activations *a, const pg_tensor *matrix, int64_t first,
+                   int64_t count, float *range);
+/* Logits [V] (fp32, host) of position `position` of the last forward. */
+int pg_head_logits(const pg_model *model, pg_activations *a, int64_t position, float *logits);
+
+/* Bytes that a model, its gradients, or such activations need, for estimates. */
+int64_t pg_activations_bytes(const pg_model_config *config, int64_t batch, int64_t time,
+                             bool training);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,106 @@
+/* Optimizers as descriptors. One file per optimizer in core/optimizers/ exports one const
+ * descriptor; core/optimizers/registry.c lists it. State is data: checkpoints, sharding, reports
+ * and the REPL iterate over the slots and never name `m` or `v`. Recipes, help and range checks
+ * read the hyperparameter list.
+ *
+ * An update has two phases. `increment` turns gradients, slots and hyperparameters into increments
+ * S for a group of like-shaped parameters at once; it advances the slots and touches no weight.
+ * Applying, w <- (1 - decay) w + S, belongs to the run and is the same for all. */
+#ifndef PG_OPTIMIZER_H
+#define PG_OPTIMIZER_H
+
+#include "tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PG_MAX_HYPERS 16 /* values, a pair counting twice */
+#define PG_MAX_SLOTS 8
+
+typedef enum pg_hyper_kind {
+  PG_HYPER_NUMBER,
+  PG_HYPER_INTEGER,
+  PG_HYPER_BOOLEAN,
+  PG_HYPER_PAIR,  /* two numbers under one name, as betas: two consecutive values */
+  PG_HYPER_CHOICE /* the index into choices */
+} pg_hyper_kind;
+
+typedef struct pg_hyper {
+  const char *name; /* as in recipes; every optimizer but frozen has lr and weight_decay */
+  pg_hyper_kind kind;
+  double initial[2];
+  double min, max;            /* allowed range */
+  bool open_min, open_max;    /* the end itself is excluded */
+  const char *const *choices; /* NULL-terminated, for PG_HYPER_CHOICE */
+  const char *help;           /* one line, with the unit */
+} pg_hyper;
+
+typedef enum pg_slot_shape {
+  PG_SLOT_MATRIX,         /* [rows, columns] */
+  PG_SLOT_ROW,            /* [rows]: one number per row */
+  PG_SLOT_COLUMN,         /* [columns]: one number per column */
+  PG_SLOT_ROWS_SQUARE,    /* [rows, rows] */
+  PG_SLOT_COLUMNS_SQUARE, /* [columns, columns] */
+  PG_SLOT_SCALAR          /* [] */
+} pg_slot_shape;
+
+typedef struct pg_slot {
+  const char *name;
+  pg_slot_shape shape;
+  pg_dtype dtype;
+} pg_slot;
+
+/* How increments may be computed on a part of a parameter when ranks share the work. */
+typedef enum pg_sharding {
+  PG_SHARD_ELEMENTS,        /* any part */
+  PG_SHARD_ROWS,            /* whole rows */
+  PG_SHARD_ROWS_COLUMN_SUM, /* whole rows, plus one sum over rows */
+  PG_SHARD_WHOLE            /* the whole matrix */
+} pg_sharding;
+
+/* One call's work: `count` parameters of one shape, updated alike. */
+typedef struct pg_increment_group {
+  pg_context *context;
+  size_t count;
+  int64_t rows, columns;
+  const float *const *gradients;          /* [count], clipped */
+  void *const *const *slots;              /* [count][slot] device memory */
+  float *const *increments;               /* [count], to be written completely */
+  const int64_t *updates;                 /* [count], n: 1 at the first update */
+  const double *hypers;                   /* values in the order of the descriptor's list */
+  double lr;                              /* peak lr x schedule scale, of this update */
+  struct pg_parameter *const *parameters; /* [count], for optimizers defined by the host */
+} pg_increment_group;
+
+typedef struct pg_optimizer {
+  const char *name;
+  const char *help; /* one paragraph: the equation and its source */
+  const pg_hyper *hypers;
+  size_t hyper_count;
+  const pg_slot *slots;
+  size_t slot_count;
+  pg_sharding sharding;
+  /* NULL: parameters are frozen (no gradient, no slots, no share in the norm). `self` is the
+   * descriptor's own data, below. */
+  int (*increment)(const pg_increment_group *group, void *self);
+  void *self; /* for optimizers defined by a host program; NULL in the core's own */
+} pg_optimizer;
+
+/* The registered optimizers in order; NULL past the end. */
+const pg_optimizer *pg_optimizer_at(size_t index);
+/* By name; NULL when unknown. */
+const pg_optimizer *pg_optimizer_find(const char *name);
+/* Index into the value array of a hyperparameter (pairs: of the first value); -1 when unknown. */
+int pg_optimizer_hyper_index(const pg_optimizer *o, const char *name, const pg_hyper **out);
+/* The defaults. */
+void pg_optimizer_defaults(const pg_optimizer *o, double values[PG_MAX_HYPERS]);
+/* PG_EINVAL names the hyperparameter, its value and the allowed range. */
+int pg_optimizer_check(pg_context *ctx, const pg_optimizer *o, const double values[PG_MAX_HYPERS]);
+/* Shape of a slot for a parameter [rows, columns]; returns ndim. */
+int pg_slot_dims(const pg_slot *slot, int64_t rows, int64_t columns, int64_t shape[2]);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

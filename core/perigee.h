@@ -1,0 +1,29 @@
+/* Perigee's core for a C host: include this one header. Every part belongs to a pg_context; every
+ * fallible function returns 0 or a negative error (error.h) with a text in the context. A typical
+ * host: pg_context_new, pg_model_new, pg_model_init, pg_run_new, pg_run_assign, then pg_run_step
+ * in a loop, pg_geometry_diameter on the head's increment, pg_checkpoint_save. */
+#ifndef PERIGEE_H
+#define PERIGEE_H
+
+#define PG_VERSION "0.1.0"
+
+#include "checkpoint.h"
+#include "comm.h"
+#include "context.h"
+#include "data.h"
+#include "error.h"
+#include "files.h"
+#include "generate.h"
+#include "geometry.h"
+#include "metrics.h"
+#include "model.h"
+#include "optimizer.h"
+#include "random.h"
+#include "run.h"
+#include "safetensors.h"
+#include "schedule.h"
+#include "tensor.h"
+#include "tensor_ops.h"
+#include "tokenizer.h"
+
+#endif

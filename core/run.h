@@ -1,0 +1,83 @@
+/* A run: a model, its data, who updates which parameter, and one explicit step function.
+ *
+ * One step: micro-batches -> gradients -> global norm, clip, refusal -> increments -> apply
+ * (SPEC §3). Learning-rate scales and hyperparameters are the host's to set between steps: a
+ * schedule is whatever the host computes. The step function is the only thing that changes
+ * weights, slots or the data position. */
+#ifndef PG_RUN_H
+#define PG_RUN_H
+
+#include "comm.h"
+#include "data.h"
+#include "model.h"
+#include "optimizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct pg_run pg_run;
+
+typedef struct pg_run_options {
+  const char *data;  /* folder of shards */
+  const char *train; /* glob of the training shards; NULL: "*_train_*.bin" */
+  int64_t sequences; /* per optimizer batch */
+  int64_t micro;     /* per micro-batch; 0: sequences. sequences % (micro * world) == 0 */
+  double max_norm;   /* clip; infinity measures the norm only */
+  uint64_t data_seed;
+  int read_ahead;           /* micro-batches, 0: default */
+  bool keep_all_increments; /* false: only the head's */
+  pg_comm *comm;            /* NULL: pg_comm_self(). Not owned */
+} pg_run_options;
+
+/* An assignment: an optimizer with its hyperparameters and the parameters it updates. */
+typedef struct pg_assignment {
+  const pg_optimizer *optimizer; /* read-only */
+  double hypers[PG_MAX_HYPERS];  /* the host may change these between steps */
+  double scale;                  /* learning-rate scale of the next step; the host sets it */
+  bool independent_decay;        /* decay = scale * weight_decay instead of lr * weight_decay */
+} pg_assignment;
+
+/* The model is borrowed and must outlive the run, which gives it gradients and increments. */
+int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out);
+void pg_run_free(pg_run *run);
+pg_model *pg_run_model(const pg_run *run);
+pg_loader *pg_run_loader(const pg_run *run);
+pg_activations *pg_run_activations(const pg_run *run); /* of micro sequences; also for evaluation */
+
+/* Let `optimizer` update these parameters. A parameter that already has an assignment changes
+ * hands: with the same descriptor its slots and update count stay, otherwise they start anew. The
+ * optimizer's descriptor must outlive the run. */
+int pg_run_assign(pg_run *run, const pg_optimizer *optimizer, const double hypers[PG_MAX_HYPERS],
+                  bool independent_decay, pg_parameter *const *parameters, size_t count,
+                  int *assignment);
+pg_assignment *pg_run_assignment(pg_run *run, int index);
+/* PG_EINVAL listing the parameters that nobody updates. pg_run_step calls it too. */
+int pg_run_check(pg_run *run);
+
+typedef struct pg_step {
+  double loss;                  /* mean cross entropy over the optimizer batch */
+  double norm;                  /* global gradient norm before clipping */
+  double factor;                /* what the gradients were multiplied by */
+  int64_t update;               /* completed updates after this one */
+  int64_t tokens;               /* trained on so far */
+  uint64_t batch_hash;          /* identity of the tokens of this update */
+  double seconds, wait_seconds; /* of this step; waiting for data within it */
+} pg_step;
+/* One update. PG_ENONFINITE (loss or norm; names the first bad parameter) and errors before the
+ * increments leave weights, slots and counts untouched. */
+int pg_run_step(pg_run *run, pg_step *out);
+/* The gradients of the next optimizer batch and their clipping, nothing applied; the data position
+ * advances. pg_run_step is this plus pg_run_apply. */
+int pg_run_gradients(pg_run *run, pg_step *out);
+int pg_run_apply(pg_run *run, pg_step *out);
+
+int64_t pg_run_updates(const pg_run *run);
+int64_t pg_run_tokens(const pg_run *run);
+/* Restore counters (checkpoints and forks). */
+void pg_run_set_progress(pg_run *run, int64_t updates, int64_t tokens);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,36 @@
+/* Arithmetic on tensors: what hooks, the REPL and optimizers written in Lua compute with. All on
+ * fp32 tensors of up to two dimensions, with NumPy's broadcasting between [rows, columns],
+ * [1, columns], [rows, 1], [columns] (as a row), and scalars. Shape errors name both shapes. */
+#ifndef PG_TENSOR_OPS_H
+#define PG_TENSOR_OPS_H
+
+#include "tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Operations by name: binary "add" "sub" "mul" "div" "minimum" "maximum" "pow" "lt" "le" "gt" "ge"
+ * "eq" "ne"; unary "neg" "abs" "sqrt" "square" "exp" "log" "sign" "reciprocal" "tanh" "isfinite";
+ * reductions "sum" "mean" "max" "min" "norm" "argmax" "argmin". */
+/* out NULL: a new tensor in *result; else written in place (must have the broadcast shape). */
+int pg_tensor_binary(const char *op, const pg_tensor *a, const pg_tensor *b, pg_tensor *out,
+                     pg_tensor **result);
+int pg_tensor_scalar(const char *op, const pg_tensor *a, double scalar, bool reversed,
+                     pg_tensor *out, pg_tensor **result);
+int pg_tensor_unary(const char *op, const pg_tensor *a, pg_tensor *out, pg_tensor **result);
+/* x <- (1-w) x + w y; y broadcasts. */
+int pg_tensor_lerp(pg_tensor *x, const pg_tensor *y, double w);
+/* axis 0: over rows, giving [columns]; 1: within rows, giving [rows]; -1: all, giving []. */
+int pg_tensor_reduce(const char *op, const pg_tensor *a, int axis, pg_tensor **result);
+/* a [m,k] b [k,n] -> [m,n], either transposed as a view. */
+int pg_tensor_matmul(const pg_tensor *a, const pg_tensor *b, pg_tensor **result);
+int pg_tensor_fill(pg_tensor *t, double value);
+/* x scaled or divided row by row: v has [rows] elements. */
+int pg_tensor_rows_op(const char *op, const pg_tensor *a, const pg_tensor *v, pg_tensor *out,
+                      pg_tensor **result);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,229 @@
+/* One declaration per operation; each backend defines all of them and lists them in one table.
+ *
+ * Conventions, which hold unless an operation says otherwise:
+ *  - A queue orders the work. Kernels may return before the work is done; `download` and
+ *    `synchronize` wait for it. The CPU backend is finished on return.
+ *  - Pointers are device memory, row-major, and not checked: the core checked shapes and types.
+ *    Outputs do not overlap inputs unless "in place" is said.
+ *  - Sizes and offsets are 64-bit. N = batch * time is a number of positions.
+ *  - A kernel returns 0, or -1 after leaving a text in the queue (`message`).
+ *  - Same inputs, thread count and machine: same bits.
+ * The CPU definition of an operation is its specification. */
+#ifndef PG_KERNELS_H
+#define PG_KERNELS_H
+
+#include "dtype.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct pg_queue pg_queue;
+
+/* ---- memory ---------------------------------------------------------------------------- */
+/* 64-byte aligned device memory; *out is NULL on failure. */
+typedef int pg_alloc_fn(pg_queue *q, size_t bytes, void **out);
+typedef void pg_release_fn(pg_queue *q, void *memory);
+typedef int pg_upload_fn(pg_queue *q, void *device, const void *host, size_t bytes);
+typedef int pg_download_fn(pg_queue *q, void *host, const void *device, size_t bytes); /* waits */
+typedef int pg_copy_fn(pg_queue *q, void *to, const void *from, size_t bytes);
+typedef int pg_zero_fn(pg_queue *q, void *memory, size_t bytes);
+typedef int pg_synchronize_fn(pg_queue *q);
+
+/* ---- dense products -------------------------------------------------------------------- */
+/* C = alpha * op(A) op(B) + beta * C with op(A) [m,k], op(B) [k,n], C [m,n], all row-major with
+ * leading dimensions in elements, `batch` times at the given strides (batch 0 counts as 1).
+ * beta = 0 never reads C. Accumulation in fp32 or better; no TF32. */
+typedef struct pg_gemm {
+  bool transpose_a, transpose_b;
+  int64_t m, n, k;
+  float alpha, beta;
+  const void *a, *b;
+  void *c;
+  int64_t lda, ldb, ldc;
+  pg_dtype type_a, type_b, type_c;
+  int64_t batch, stride_a, stride_b, stride_c;
+} pg_gemm;
+typedef int pg_gemm_fn(pg_queue *q, const pg_gemm *g);
+
+/* ---- transformer ----------------------------------------------------------------------- */
+/* out[i,:] = weight[tokens[i],:] for i < n; weight [V,d]. Tokens were validated. */
+typedef int pg_embedding_forward_fn(pg_queue *q, const int32_t *tokens, int64_t n,
+                                    const float *weight, int64_t d, float *out);
+/* dweight[tokens[i],:] += dout[i,:], each row summed in increasing i (no atomics). */
+typedef int pg_embedding_backward_fn(pg_queue *q, const int32_t *tokens, int64_t n,
+                                     const float *dout, int64_t d, int64_t vocab, float *dweight);
+
+/* y = x * r, r = 1/sqrt(mean(x^2) + eps), per row of [n,d]; rstd[n] keeps r (may be NULL). */
+typedef int pg_rmsnorm_forward_fn(pg_queue *q, const float *x, int64_t n, int64_t d, float eps,
+                                  float *y, float *rstd);
+/* dx += r * (dy - x * r^2 * mean(dy . x)). With `add` false dx is overwritten. */
+typedef int pg_rmsnorm_backward_fn(pg_queue *q, const float *dy, const float *x, const float *rstd,
+                                   int64_t n, int64_t d, bool add, float *dx);
+
+/* Heads of one position lie side by side: x [batch*time, heads*head_dim]. Each head vector is
+ * RMS-normalised, then rotated half-split: with (l, r) its halves, (l c - r s, r c + l s), where
+ * c, s = cosine/sine[time, head_dim/2]. Position of row i is i % time. rstd [batch*time, heads]. */
+typedef int pg_qk_norm_rope_forward_fn(pg_queue *q, const float *x, int64_t batch, int64_t time,
+                                       int64_t heads, int64_t head_dim, float eps,
+                                       const float *cosine, const float *sine, float *y,
+                                       float *rstd);
+/* dx (overwritten) from dy; x and rstd are the forward input and statistics. In place dx == dy. */
+typedef int pg_qk_norm_rope_backward_fn(pg_queue *q, const float *dy, const float *x,
+                                        const float *rstd, int64_t batch, int64_t time,
+                                        int64_t heads, int64_t head_dim, const float *cosine,
+                                        const float *sine, float *dx);
+
+/* Causal attention, scale 1/sqrt(head_dim); q, k, v, out [batch*time, heads*head_dim];
+ * lse [batch, heads, time] keeps log-sum-exp of the scaled scores. Never stores time x time for
+ * all heads. */
+typedef int pg_attention_forward_fn(pg_queue *q, const float *query, const float *key,
+                                    const float *value, int64_t batch, int64_t time, int64_t heads,
+                                    int64_t head_dim, float *out, float *lse);
+/* dquery, dkey, dvalue (overwritten) from dout. */
+typedef int pg_attention_backward_fn(pg_queue *q, const float *dout, const float *query,
+                                     const float *key, const float *value, const float *out,
+                                     const float *lse, int64_t batch, int64_t time, int64_t heads,
+                                     int64_t head_dim, float *dquery, float *dkey, float *dvalue);
+
+/* y = silu(gate) * up, element-wise over n. */
+typedef int pg_swiglu_forward_fn(pg_queue *q, const float *gate, const float *up, int64_t n,
+                                 float *y);
+/* dgate, dup (overwritten) from dy. In place dgate == gate or dup == up is allowed. */
+typedef int pg_swiglu_backward_fn(pg_queue *q, const float *dy, const float *gate, const float *up,
+                                  int64_t n, float *dgate, float *dup);
+
+/* Rows of logits [n, vocab] with leading dimension ld are scaled by logit_scale, then
+ * loss[i] = logsumexp(z_i) - z_i[target_i]. With `gradient` the logits are replaced in place by
+ * (softmax(z) - onehot) * scale * logit_scale: the derivative of scale * sum(loss) to the
+ * unscaled logits. Columns from vocab to ld are neither read nor written. */
+typedef int pg_cross_entropy_fn(pg_queue *q, float *logits, int64_t n, int64_t vocab, int64_t ld,
+                                const int32_t *targets, float logit_scale, float scale,
+                                bool gradient, float *loss);
+/* out[i] = max_j z_ij - min_j z_ij over j < vocab. */
+typedef int pg_row_range_fn(pg_queue *q, const float *z, int64_t n, int64_t vocab, int64_t ld,
+                            float *out);
+
+/* ---- sums, norm and clip --------------------------------------------------------------- */
+/* *out = sum of x (or of x^2) in fp64 over fixed blocks, independent of the thread count. */
+typedef int pg_sum_fn(pg_queue *q, const float *x, int64_t n, bool square, double *out);
+/* From `count` sums of squares: norm = sqrt(sum), factor = min(1, max_norm / (norm + 1e-6)), or 1
+ * when max_norm is infinite; finite = 0 if norm is not finite. The result stays on the device. */
+typedef struct pg_clip {
+  double norm;
+  float factor;
+  int32_t finite;
+} pg_clip;
+typedef int pg_clip_factor_fn(pg_queue *q, const double *sums, int64_t count, double max_norm,
+                              pg_clip *out);
+/* x *= clip->factor, when it is not 1 and clip->finite. */
+typedef int pg_clip_apply_fn(pg_queue *q, const pg_clip *clip, int64_t n, float *x);
+
+/* ---- optimizers ------------------------------------------------------------------------ */
+/* m <- b1 m + (1-b1) g; v <- b2 v + (1-b2) g^2;
+ * s = -lr * (m * correction1) / (sqrt(v * correction2) + eps), correctionK = 1/(1-bK^n). */
+typedef struct pg_adamw {
+  double lr, beta1, beta2, eps, correction1, correction2;
+} pg_adamw;
+typedef int pg_adamw_increment_fn(pg_queue *q, const pg_adamw *h, const float *g, int64_t n,
+                                  float *m, float *v, float *s);
+/* w <- keep * w + s, keep = 1 - lr * decay computed in fp64 and rounded once; no contraction. */
+typedef int pg_apply_fn(pg_queue *q, double keep, const float *s, int64_t n, float *w);
+
+/* ---- element-wise operations, reductions: Lua tensors and optimizers --------------------- */
+typedef enum pg_binary_op {
+  PG_ADD,
+  PG_SUB,
+  PG_MUL,
+  PG_DIV,
+  PG_MIN,
+  PG_MAX,
+  PG_POW,
+  PG_LT,
+  PG_LE,
+  PG_GT,
+  PG_GE,
+  PG_EQ,
+  PG_NE /* comparisons give 1 or 0 */
+} pg_binary_op;
+typedef enum pg_unary_op {
+  PG_NEG,
+  PG_ABS,
+  PG_SQRT,
+  PG_SQUARE,
+  PG_EXP,
+  PG_LOG,
+  PG_SIGN,
+  PG_RECIPROCAL,
+  PG_TANH,
+  PG_ISFINITE
+} pg_unary_op;
+typedef enum pg_reduce_op {
+  PG_SUM,
+  PG_MEAN,
+  PG_RMAX,
+  PG_RMIN,
+  PG_NORM,
+  PG_ARGMAX,
+  PG_ARGMIN /* args give 0-based indices */
+} pg_reduce_op;
+/* A matrix view: element (i,j) at data[i*row_stride + j*column_stride]; stride 0 broadcasts. */
+typedef struct pg_view {
+  float *data;
+  int64_t row_stride, column_stride;
+} pg_view;
+/* out(i,j) = a(i,j) op b(i,j) in fp32, for [rows, columns]. out may be a or b. */
+typedef int pg_binary_fn(pg_queue *q, pg_binary_op op, pg_view a, pg_view b, int64_t rows,
+                         int64_t columns, pg_view out);
+/* out = a op (float)scalar, or with `reversed` (float)scalar op a. */
+typedef int pg_scalar_fn(pg_queue *q, pg_binary_op op, pg_view a, double scalar, bool reversed,
+                         int64_t rows, int64_t columns, pg_view out);
+typedef int pg_unary_fn(pg_queue *q, pg_unary_op op, pg_view a, int64_t rows, int64_t columns,
+                        pg_view out);
+/* x <- (float)(1-w) x + (float)w y, two roundings per product and one per sum, no contraction. */
+typedef int pg_lerp_fn(pg_queue *q, pg_view x, pg_view y, double w, int64_t rows, int64_t columns);
+/* Reduce each row (axis 1, out[rows]), each column (axis 0, out[columns]) or all (axis -1, out[1]).
+ * Sums and squares accumulate in fp64 in a fixed order, rounded once. NaN propagates. */
+typedef int pg_reduce_fn(pg_queue *q, pg_reduce_op op, pg_view a, int64_t rows, int64_t columns,
+                         int axis, float *out);
+
+/* ---- geometry -------------------------------------------------------------------------- */
+/* y = x - mean row (mean in fp64); y may be x. */
+typedef int pg_center_rows_fn(pg_queue *q, const float *x, int64_t rows, int64_t columns, float *y);
+/* The farthest pair of rows of x [rows, columns], exactly: see kernels/cpu/diameter.c. Waits.
+ * value = max ||x_i - x_j|| evaluated in fp64 on x itself, first/second 0-based with first <
+ * second, smallest pair among ties; both -1 when value is 0. bad_row >= 0: a row is not finite
+ * (nothing else is set). *cancel is polled. */
+typedef struct pg_farthest {
+  double value;
+  int64_t first, second, bad_row;
+  double multiply_adds;
+} pg_farthest;
+typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t columns,
+                           const volatile int *cancel, pg_farthest *out);
+
+/* ---- the table ------------------------------------------------------------------------- */
+#define PG_KERNELS(X)                                                                              \
+  X(alloc)                                                                                         \
+  X(release) X(upload) X(download) X(copy) X(zero) X(synchronize) X(gemm) X(embedding_forward)     \
+      X(embedding_backward) X(rmsnorm_forward) X(rmsnorm_backward) X(qk_norm_rope_forward)         \
+          X(qk_norm_rope_backward) X(attention_forward) X(attention_backward) X(swiglu_forward)    \
+              X(swiglu_backward) X(cross_entropy) X(row_range) X(sum) X(clip_factor) X(clip_apply) \
+                  X(adamw_increment) X(apply) X(binary) X(scalar) X(unary) X(lerp) X(reduce)       \
+                      X(center_rows) X(diameter)
+
+typedef struct pg_kernels {
+  const char *name; /* "cpu" */
+  int (*queue_new)(int threads, pg_queue **out);
+  void (*queue_free)(pg_queue *q);
+  const char *(*message)(const pg_queue *q);
+#define PG_KERNEL_FIELD(op) pg_##op##_fn *op;
+  PG_KERNELS(PG_KERNEL_FIELD)
+#undef PG_KERNEL_FIELD
+} pg_kernels;
+
+/* The CPU backend is compiled for several CPU levels. The best that this CPU runs, or the one named
+ * by `level` ("base", "avx2", "avx512"); NULL when that one is unknown or cannot run here. */
+const pg_kernels *pg_cpu_kernels(const char *level);
+extern const pg_kernels pg_cpu_base_kernels, pg_cpu_avx2_kernels, pg_cpu_avx512_kernels;
+
+#endif
