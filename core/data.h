@@ -87,6 +87,8 @@ uint64_t pg_loader_batch_hash(const pg_loader *loader);
 /* Whole groups of micro * world sequences in the split (sequential), or updates per epoch. */
 int64_t pg_loader_batches(const pg_loader *loader);
 const pg_shards *pg_loader_shards(const pg_loader *loader);
+/* As given to open, with defaults filled in; the strings are the loader's own. */
+const pg_loader_options *pg_loader_get_options(const pg_loader *loader);
 
 #ifdef __cplusplus
 }

@@ -29,7 +29,7 @@ typedef enum pg_hyper_kind {
 typedef struct pg_hyper {
   const char *name; /* as in recipes; every optimizer but frozen has lr and weight_decay */
   pg_hyper_kind kind;
-  double initial[2];
+  double initial[2];          /* default; NaN: there is none and recipes must give a value */
   double min, max;            /* allowed range */
   bool open_min, open_max;    /* the end itself is excluded */
   const char *const *choices; /* NULL-terminated, for PG_HYPER_CHOICE */
