@@ -5,8 +5,6 @@
 #ifndef PERIGEE_H
 #define PERIGEE_H
 
-#define PG_VERSION "0.1.0"
-
 #include "checkpoint.h"
 #include "comm.h"
 #include "context.h"
@@ -25,5 +23,6 @@
 #include "tensor.h"
 #include "tensor_ops.h"
 #include "tokenizer.h"
+#include "version.h"
 
 #endif

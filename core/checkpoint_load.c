@@ -1,0 +1,239 @@
+/* Reading checkpoints: the manifest first, then everything it vouches for. */
+#include "checkpoint_internal.h"
+#include "files.h"
+#include "safetensors.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define JSON_LIMIT ((int64_t)256 << 20)
+
+int pg_checkpoint_verify(pg_context *ctx, const char *path, bool hashes) {
+  char file[PG__PATH_MAX];
+  json_t *manifest = NULL, *entry;
+  const char *name;
+  int status;
+  PG_TRY(pg__join(ctx, path, "manifest.json", file));
+  PG_TRY(pg__json_load(ctx, file, JSON_LIMIT, &manifest));
+  json_t *files = json_object_get(manifest, "files");
+  if (!json_is_object(files) || !json_object_get(files, "state.json") ||
+      !json_object_get(files, "model.safetensors")) {
+    status = pg_fail(ctx, PG_EFORMAT, "%s does not list a checkpoint's files", file);
+    goto fail;
+  }
+  json_object_foreach(files, name, entry) {
+    const char *hash = json_string_value(json_object_get(entry, "sha256"));
+    json_int_t bytes = json_integer_value(json_object_get(entry, "bytes"));
+    struct stat st;
+    char hex[65];
+    if (!hash || strchr(name, '/')) {
+      status = pg_fail(ctx, PG_EFORMAT, "%s: the entry of %s is malformed", file, name);
+      goto fail;
+    }
+    PG_TRY(pg__join(ctx, path, name, file));
+    if (stat(file, &st) != 0) {
+      status = pg_fail(ctx, errno == ENOENT ? PG_ENOENT : PG_EIO, "%s: %s", file, strerror(errno));
+      goto fail;
+    }
+    if (st.st_size != bytes) {
+      status = pg_fail(ctx, PG_EFORMAT, "%s has %lld bytes; its checkpoint was saved with %lld",
+                       file, (long long)st.st_size, (long long)bytes);
+      goto fail;
+    }
+    if (!hashes) continue;
+    PG_TRY(pg_file_sha256(ctx, file, hex));
+    if (strcmp(hex, hash) != 0) {
+      status = pg_fail(ctx, PG_EFORMAT,
+                       "%s was changed after its checkpoint was saved (SHA-256 "
+                       "%.12s... instead of %.12s...)",
+                       file, hex, hash);
+      goto fail;
+    }
+  }
+  status = 0;
+fail:
+  json_decref(manifest);
+  return status;
+}
+
+static int need_integer(pg_context *ctx, const char *file, const json_t *object, const char *key,
+                        int64_t *out) {
+  const json_t *value = json_object_get(object, key);
+  if (!json_is_integer(value) || json_integer_value(value) < 0)
+    return pg_fail(ctx, PG_EFORMAT, "%s: \"%s\" must be an integer >= 0", file, key);
+  *out = json_integer_value(value);
+  return 0;
+}
+
+static int need_real(pg_context *ctx, const char *file, const json_t *object, const char *key,
+                     double *out) {
+  const json_t *value = json_object_get(object, key);
+  if (!json_is_number(value))
+    return pg_fail(ctx, PG_EFORMAT, "%s: \"%s\" must be a number", file, key);
+  *out = json_number_value(value);
+  return 0;
+}
+
+int pg_checkpoint_config(pg_context *ctx, const char *path, pg_model_config *c) {
+  char file[PG__PATH_MAX];
+  json_t *root = NULL;
+  int64_t groups;
+  int status;
+  pg_model_config_default(c);
+  PG_TRY(pg__join(ctx, path, "config.json", file));
+  PG_TRY(pg__json_load(ctx, file, JSON_LIMIT, &root));
+  const char *type = json_string_value(json_object_get(root, "model_type"));
+  if (!type || strcmp(type, "qwen3") != 0 ||
+      json_is_true(json_object_get(root, "tie_word_embeddings"))) {
+    status = pg_fail(ctx, PG_EUNSUPPORTED,
+                     "%s: model_type is \"%s\"; only an untied \"qwen3\" can "
+                     "be read",
+                     file, type ? type : "(none)");
+    goto fail;
+  }
+  const struct {
+    const char *key;
+    int64_t *to;
+  } integers[] = {{"vocab_size", &c->vocab},         {"hidden_size", &c->width},
+                  {"num_hidden_layers", &c->layers}, {"num_attention_heads", &c->heads},
+                  {"num_key_value_heads", &groups},  {"head_dim", &c->head_dim},
+                  {"intermediate_size", &c->mlp},    {"max_position_embeddings", &c->context}};
+  for (size_t i = 0; i < PG_COUNT(integers); i++)
+    PG_TRY(need_integer(ctx, file, root, integers[i].key, integers[i].to));
+  if (groups != c->heads) {
+    status = pg_fail(ctx, PG_EUNSUPPORTED,
+                     "%s: num_key_value_heads = %lld differs from "
+                     "num_attention_heads = %lld",
+                     file, (long long)groups, (long long)c->heads);
+    goto fail;
+  }
+  PG_TRY(need_real(ctx, file, root, "rms_norm_eps", &c->norm_eps));
+  PG_TRY(need_real(ctx, file, root, "rope_theta", &c->rope_base));
+  const json_t *own = json_object_get(root, "perigee");
+  if (own) {
+    PG_TRY(need_real(ctx, file, own, "logit_scale", &c->logit_scale));
+    const json_t *deviations = json_object_get(own, "init_std");
+    for (size_t r = 0; r < PG_ROLES && json_array_size(deviations) == PG_ROLES; r++)
+      c->init_std[r] = json_number_value(json_array_get(deviations, r));
+  }
+  PG_TRY(pg_model_config_resolve(ctx, c));
+fail:
+  json_decref(root);
+  return status;
+}
+
+/* Update count and slots of one parameter. */
+static int load_parameter(pg_run *run, pg_parameter *p, const json_t *recorded,
+                          pg_safetensors *slots, const char *path, pg_slots_policy policy) {
+  pg_context *ctx = run->context;
+  const pg_optimizer *o = run->assigned[p->assignment]->public.optimizer;
+  int status;
+  if (policy == PG_SLOTS_RESET) {
+    p->updates = 0;
+    for (size_t s = 0; s < o->slot_count; s++)
+      PG_LAUNCH(ctx, zero, p->slots[s]->data,
+                (size_t)pg_tensor_elements(p->slots[s]) * pg_dtype_size(p->slots[s]->dtype));
+    return 0;
+  }
+  const json_t *entry = json_object_get(recorded, p->name);
+  const char *name = json_string_value(json_object_get(entry, "optimizer"));
+  if (!name || strcmp(name, o->name) != 0)
+    return pg_fail(ctx, PG_EFORMAT,
+                   "%s: %s was updated by %s, the run assigns %s; reset its slots to go on", path,
+                   p->name, name ? name : "nothing", o->name);
+  PG_TRY(need_integer(ctx, path, entry, "updates", &p->updates));
+  for (size_t s = 0; s < o->slot_count; s++) {
+    char *key = pg__slot_name(p, &o->slots[s]);
+    if (!key) return pg_fail(ctx, PG_ENOMEM, "out of memory for the slots of %s", p->name);
+    status = pg_safetensors_read_tensor(slots, key, p->slots[s]);
+    free(key);
+    if (status < 0) goto fail;
+  }
+  return 0;
+fail:
+  return status;
+}
+
+static int load_increments(pg_run *run, const char *file) {
+  pg_context *ctx = run->context;
+  pg_safetensors *tensors = NULL;
+  int status;
+  PG_TRY(pg__run_prepare(run)); /* allocates the increments that are kept */
+  PG_TRY(pg_safetensors_open(ctx, file, &tensors));
+  for (size_t i = 0; i < pg_model_count(run->model); i++) {
+    pg_parameter *p = pg_model_parameter(run->model, i);
+    if (p->increment && pg_safetensors_find(tensors, p->name))
+      PG_TRY(pg_safetensors_read_tensor(tensors, p->name, p->increment));
+  }
+  status = 0;
+fail:
+  pg_safetensors_close(tensors);
+  return status;
+}
+
+int pg_checkpoint_load(pg_run *run, const char *path, const pg_checkpoint_load_options *options,
+                       char **host_state) {
+  static const pg_checkpoint_load_options everything;
+  pg_context *ctx = run->context;
+  pg_model_config saved;
+  const pg_model_config *mine = pg_model_get_config(run->model);
+  char file[PG__PATH_MAX];
+  json_t *state = NULL;
+  pg_safetensors *slots = NULL;
+  int64_t updates, tokens;
+  pg_loader_state l;
+  int status;
+  if (!options) options = &everything;
+  if (host_state) *host_state = NULL;
+  PG_TRY(pg_run_check(run));
+  PG_TRY(pg_checkpoint_verify(ctx, path, true));
+  PG_TRY(pg_checkpoint_config(ctx, path, &saved));
+  if (saved.layers != mine->layers || saved.width != mine->width || saved.vocab != mine->vocab ||
+      saved.heads != mine->heads || saved.head_dim != mine->head_dim || saved.mlp != mine->mlp) {
+    status = pg_fail(ctx, PG_EFORMAT,
+                     "%s holds a model of %lld layers, width %lld, vocabulary %lld; the run's has "
+                     "%lld layers, width %lld, vocabulary %lld (or its heads or mlp differ)",
+                     path, (long long)saved.layers, (long long)saved.width, (long long)saved.vocab,
+                     (long long)mine->layers, (long long)mine->width, (long long)mine->vocab);
+    goto fail;
+  }
+
+  PG_TRY(pg__join(ctx, path, "state.json", file));
+  PG_TRY(pg__json_load(ctx, file, JSON_LIMIT, &state));
+  PG_TRY(need_integer(ctx, file, state, "update", &updates));
+  PG_TRY(need_integer(ctx, file, state, "tokens", &tokens));
+  const json_t *data = json_object_get(state, "data");
+  PG_TRY(need_integer(ctx, file, data, "epoch", &l.epoch));
+  PG_TRY(need_integer(ctx, file, data, "shard_position", &l.shard_position));
+  PG_TRY(need_integer(ctx, file, data, "batch_position", &l.batch_position));
+  PG_TRY(need_integer(ctx, file, data, "batches", &l.batches));
+
+  PG_TRY(pg__join(ctx, path, "optimizer.safetensors", file));
+  PG_TRY(pg_safetensors_open(ctx, file, &slots));
+  run->torn = true; /* until everything is in place */
+  run->have_gradients = false;
+  for (size_t i = 0; i < pg_model_count(run->model); i++) {
+    pg_parameter *p = pg_model_parameter(run->model, i);
+    PG_TRY(load_parameter(run, p, json_object_get(state, "parameters"), slots, path,
+                          options->slots[p->role]));
+  }
+  PG_TRY(pg__join(ctx, path, "model.safetensors", file));
+  PG_TRY(pg_model_load(run->model, file));
+  PG_TRY(pg__join(ctx, path, "increment.safetensors", file));
+  PG_TRY(load_increments(run, file));
+  if (!options->restart_data) PG_TRY(pg_loader_set_state(run->loader, &l));
+  run->updates = updates;
+  run->tokens = tokens;
+  if (host_state && !(*host_state = pg__json_print(json_object_get(state, "host"), 0))) {
+    status = pg_fail(ctx, PG_ENOMEM, "out of memory for the host's state");
+    goto fail;
+  }
+  run->torn = false;
+  status = 0;
+fail:
+  pg_safetensors_close(slots);
+  json_decref(state);
+  return status;
+}

@@ -1,0 +1,250 @@
+/* Writing checkpoints: everything under a temporary name, synced, then one rename. */
+#include "checkpoint_internal.h"
+#include "files.h"
+#include "safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int pg__join(pg_context *ctx, const char *folder, const char *name, char out[PG__PATH_MAX]) {
+  int n = snprintf(out, PG__PATH_MAX, "%s/%s", folder, name);
+  if (n < 0 || n >= PG__PATH_MAX)
+    return pg_fail(ctx, PG_EINVAL, "the path %.80s... is longer than %d bytes", folder,
+                   PG__PATH_MAX - 1);
+  return 0;
+}
+
+char *pg__slot_name(const pg_parameter *p, const pg_slot *slot) {
+  size_t size = strlen(p->name) + strlen(slot->name) + 2;
+  char *name = malloc(size);
+  if (name) snprintf(name, size, "%s.%s", p->name, slot->name);
+  return name;
+}
+
+json_t *pg__model_config_json(const pg_model_config *c) {
+  return json_pack(
+      "{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:{s:s, s:f}, s:s, s:b, s:b,"
+      " s:f, s:b, s:f, s:s, s:s, s:{s:s, s:f, s:[f,f,f]}}",
+      "architectures", "Qwen3ForCausalLM", "model_type", "qwen3",                              //
+      "vocab_size", (json_int_t)c->vocab, "hidden_size", (json_int_t)c->width,                 //
+      "num_hidden_layers", (json_int_t)c->layers, "num_attention_heads", (json_int_t)c->heads, //
+      "num_key_value_heads", (json_int_t)c->heads, "head_dim", (json_int_t)c->head_dim,        //
+      "intermediate_size", (json_int_t)c->mlp,                                                 //
+      "max_position_embeddings", (json_int_t)c->context,                                       //
+      "rms_norm_eps", c->norm_eps, "rope_theta", c->rope_base,                                 //
+      "rope_parameters", "rope_type", "default", "rope_theta", c->rope_base,                   //
+      "hidden_act", "silu", "attention_bias", 0, "tie_word_embeddings", 0,                     //
+      "attention_dropout", 0.0, "use_sliding_window", 0,                                       //
+      "initializer_range", c->init_std[PG_BACKBONE],                                           //
+      "torch_dtype", "float32", "dtype", "float32",                                            //
+      "perigee", "version", PG_VERSION, "logit_scale", c->logit_scale,                         //
+      "init_std", c->init_std[0], c->init_std[1], c->init_std[2]);
+}
+
+static int write_json(pg_context *ctx, const char *path, json_t *value /* stolen */) {
+  int status;
+  char *text = value ? pg__json_print(value, 2) : NULL;
+  if (!text) {
+    status = pg_fail(ctx, PG_ENOMEM, "out of memory for %s", path);
+    goto fail;
+  }
+  PG_TRY(pg_file_write_atomic(ctx, path, text, strlen(text)));
+  status = 0;
+fail:
+  free(text);
+  json_decref(value);
+  return status;
+}
+
+/* Slots in the order of the parameters, as safetensors. */
+static int write_slots(const pg_run *run, const char *path) {
+  pg_context *ctx = run->context;
+  size_t total = pg_model_count(run->model) * PG_MAX_SLOTS, used = 0;
+  int status;
+  pg_named_tensor *list = calloc(total + 1, sizeof *list);
+  if (!list) return pg_fail(ctx, PG_ENOMEM, "out of memory for %s", path);
+  for (size_t i = 0; i < pg_model_count(run->model); i++) {
+    const pg_parameter *p = pg_model_parameter(run->model, i);
+    const pg_optimizer *o = run->assigned[p->assignment]->public.optimizer;
+    for (size_t s = 0; s < o->slot_count; s++) {
+      char *name = pg__slot_name(p, &o->slots[s]);
+      if (!name) {
+        status = pg_fail(ctx, PG_ENOMEM, "out of memory for %s", path);
+        goto fail;
+      }
+      list[used++] = (pg_named_tensor){.name = name, .tensor = p->slots[s]};
+    }
+  }
+  PG_TRY(pg_safetensors_write(ctx, path, list, used, NULL));
+  status = 0;
+fail:
+  for (size_t i = 0; i < used; i++) free((char *)list[i].name);
+  free(list);
+  return status;
+}
+
+static int write_increments(const pg_run *run, const char *path) {
+  size_t count = pg_model_count(run->model), used = 0;
+  pg_named_tensor *list = calloc(count + 1, sizeof *list);
+  if (!list) return pg_fail(run->context, PG_ENOMEM, "out of memory for %s", path);
+  for (size_t i = 0; i < count; i++) {
+    const pg_parameter *p = pg_model_parameter(run->model, i);
+    if (p->increment) list[used++] = (pg_named_tensor){.name = p->name, .tensor = p->increment};
+  }
+  int status = pg_safetensors_write(run->context, path, list, used, NULL);
+  free(list);
+  return status;
+}
+
+static int write_state(const pg_run *run, const char *path, const char *host_state) {
+  pg_context *ctx = run->context;
+  pg_loader_state l;
+  json_t *host = NULL, *parameters = json_object(), *state = NULL;
+  int status;
+  if (host_state)
+    PG_TRY(pg__json_parse(ctx, host_state, strlen(host_state), "the host's state", &host));
+  else
+    host = json_null();
+  for (size_t i = 0; i < pg_model_count(run->model); i++) {
+    const pg_parameter *p = pg_model_parameter(run->model, i);
+    json_object_set_new(parameters, p->name,
+                        json_pack("{s:s, s:I}", "optimizer",
+                                  run->assigned[p->assignment]->public.optimizer->name, "updates",
+                                  (json_int_t)p->updates));
+  }
+  pg_loader_get_state(run->loader, &l);
+  state = json_pack("{s:i, s:s, s:I, s:I, s:{s:I, s:I, s:I, s:I}, s:O, s:O}", //
+                    "format", PG__CHECKPOINT_FORMAT, "perigee", PG_VERSION, "update",
+                    (json_int_t)run->updates, "tokens", (json_int_t)run->tokens, "data", "epoch",
+                    (json_int_t)l.epoch, "shard_position", (json_int_t)l.shard_position,
+                    "batch_position", (json_int_t)l.batch_position, "batches",
+                    (json_int_t)l.batches, "parameters", parameters, "host", host);
+  PG_TRY(write_json(ctx, path, state));
+  status = 0;
+fail:
+  json_decref(parameters);
+  json_decref(host);
+  return status;
+}
+
+static int copy_file(pg_context *ctx, const char *from, const char *to) {
+  char *data = NULL;
+  size_t size;
+  int status;
+  PG_TRY(pg_file_read(ctx, from, (int64_t)1 << 30, &data, &size));
+  PG_TRY(pg_file_write_atomic(ctx, to, data, size));
+  status = 0;
+fail:
+  free(data);
+  return status;
+}
+
+static int write_manifest(pg_context *ctx, const char *folder, const char *const *names,
+                          size_t count) {
+  char path[PG__PATH_MAX];
+  json_t *files = json_object();
+  int status;
+  for (size_t i = 0; i < count; i++) {
+    struct stat st;
+    char hex[65];
+    PG_TRY(pg__join(ctx, folder, names[i], path));
+    if (stat(path, &st) != 0) {
+      status = pg_fail(ctx, PG_EIO, "%s: %s", path, strerror(errno));
+      goto fail;
+    }
+    PG_TRY(pg_file_sha256(ctx, path, hex));
+    json_object_set_new(files, names[i],
+                        json_pack("{s:I, s:s}", "bytes", (json_int_t)st.st_size, "sha256", hex));
+  }
+  PG_TRY(pg__join(ctx, folder, "manifest.json", path));
+  PG_TRY(write_json(ctx, path,
+                    json_pack("{s:i, s:O}", "format", PG__CHECKPOINT_FORMAT, "files", files)));
+  status = 0;
+fail:
+  json_decref(files);
+  return status;
+}
+
+static int64_t bytes_needed(const pg_run *run) {
+  int64_t bytes = (int64_t)4 << 20; /* JSON files, headers, tokenizer */
+  for (size_t i = 0; i < pg_model_count(run->model); i++) {
+    const pg_parameter *p = pg_model_parameter(run->model, i);
+    const pg_optimizer *o = run->assigned[p->assignment]->public.optimizer;
+    bytes += p->rows * p->columns * (int64_t)sizeof(float) * (p->increment ? 2 : 1);
+    for (size_t s = 0; s < o->slot_count; s++)
+      bytes += pg_tensor_elements(p->slots[s]) * (int64_t)pg_dtype_size(p->slots[s]->dtype);
+  }
+  return bytes;
+}
+
+/* Put the finished folder in its place. An older checkpoint of that name is exchanged in one step,
+ * so that at every moment one of the two stands under the name. */
+static int publish(pg_context *ctx, const char *temporary, const char *path) {
+  char parent[PG__PATH_MAX];
+  if (rename(temporary, path) != 0) {
+    if (errno != EEXIST && errno != ENOTEMPTY && errno != ENOTDIR)
+      return pg_fail(ctx, PG_EIO, "cannot rename %s to %s: %s", temporary, path, strerror(errno));
+    if (renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_EXCHANGE) != 0)
+      return pg_fail(ctx, PG_EIO, "cannot exchange %s and %s: %s", temporary, path,
+                     strerror(errno));
+    pg_file_remove_tree(ctx, temporary); /* the old one; what stays of it harms nobody */
+  }
+  snprintf(parent, sizeof parent, "%s", path);
+  char *slash = strrchr(parent, '/');
+  if (slash == parent) slash++;
+  if (slash) *slash = 0;
+  return pg_file_sync(ctx, slash ? parent : ".");
+}
+
+int pg_checkpoint_save(const pg_run *run, const char *path, const pg_checkpoint_options *options) {
+  pg_context *ctx = run->context;
+  char temporary[PG__PATH_MAX], file[PG__PATH_MAX];
+  const char *names[6] = {"config.json", "model.safetensors", "optimizer.safetensors",
+                          "increment.safetensors", "state.json"};
+  size_t count = 5;
+  int status;
+  if (run->torn)
+    return pg_fail(ctx, PG_ESTATE,
+                   "update %lld failed halfway, so there is no state to save; go "
+                   "on from the last checkpoint",
+                   (long long)(run->updates + 1));
+  PG_TRY(pg_run_check((pg_run *)run));
+  int n = snprintf(temporary, sizeof temporary, "%s.tmp-%ld", path, (long)getpid());
+  if (n < 0 || n >= (int)sizeof temporary)
+    return pg_fail(ctx, PG_EINVAL, "the path %.80s... is too long", path);
+  PG_TRY(pg_file_remove_tree(ctx, temporary));
+  PG_TRY(pg_file_make_folders(ctx, temporary));
+  PG_TRY(pg_file_require_space(ctx, temporary, bytes_needed(run)));
+
+  PG_TRY(pg__join(ctx, temporary, "config.json", file));
+  PG_TRY(write_json(ctx, file, pg__model_config_json(pg_model_get_config(run->model))));
+  PG_TRY(pg__join(ctx, temporary, "model.safetensors", file));
+  PG_TRY(pg_model_save(run->model, file));
+  PG_TRY(pg__join(ctx, temporary, "optimizer.safetensors", file));
+  PG_TRY(write_slots(run, file));
+  PG_TRY(pg__join(ctx, temporary, "increment.safetensors", file));
+  PG_TRY(write_increments(run, file));
+  PG_TRY(pg__join(ctx, temporary, "state.json", file));
+  PG_TRY(write_state(run, file, options ? options->host_state : NULL));
+  if (options && options->tokenizer) {
+    PG_TRY(pg__join(ctx, temporary, "tokenizer.json", file));
+    PG_TRY(copy_file(ctx, options->tokenizer, file));
+    names[count++] = "tokenizer.json";
+  }
+  PG_TRY(write_manifest(ctx, temporary, names, count));
+  PG_TRY(pg_file_sync(ctx, temporary));
+  PG_TRY(publish(ctx, temporary, path));
+  return 0;
+fail : {
+  char message[sizeof ctx->message];
+  memcpy(message, ctx->message, sizeof message);
+  pg_file_remove_tree(ctx, temporary);
+  memcpy(ctx->message, message, sizeof message);
+  return status;
+}
+}

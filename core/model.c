@@ -1,0 +1,188 @@
+/* A model: its named parameters, their initial weights, and copies. */
+#include "model_internal.h"
+#include "random.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The embedding's and the head's storage is a whole number of these rows, so that kernels may
+ * work on aligned tiles of the vocabulary; only the vocabulary's own rows are ever viewed. */
+#define ROW_PADDING 64
+/* Every value starts on a cache line. */
+#define VALUE_FLOATS 16
+
+static int64_t storage_rows(const pg_parameter *p) {
+  return p->role == PG_BACKBONE ? p->rows : pg__round_up(p->rows, ROW_PADDING);
+}
+
+static int describe(pg_parameter *p, pg_role role, int64_t layer, const char *name, int64_t rows,
+                    int64_t columns) {
+  char full[96];
+  if (layer >= 0)
+    snprintf(full, sizeof full, "model.layers.%lld.%s.weight", (long long)layer, name);
+  else
+    snprintf(full, sizeof full, "%s.weight", name);
+  *p = (pg_parameter){.name = strdup(full),
+                      .role = role,
+                      .layer = layer,
+                      .rows = rows,
+                      .columns = columns,
+                      .assignment = -1};
+  return p->name ? 0 : -1;
+}
+
+static int describe_all(pg_model *model) {
+  const pg_model_config *c = &model->config;
+  int64_t d = c->width, inner = c->heads * c->head_dim;
+  const struct {
+    const char *name;
+    int64_t rows, columns;
+  } matrices[PG_BLOCK_MATRICES] = {
+      [PG_Q] = {"self_attn.q_proj", inner, d}, [PG_K] = {"self_attn.k_proj", inner, d},
+      [PG_V] = {"self_attn.v_proj", inner, d}, [PG_O] = {"self_attn.o_proj", d, inner},
+      [PG_GATE] = {"mlp.gate_proj", c->mlp, d}, [PG_UP] = {"mlp.up_proj", c->mlp, d},
+      [PG_DOWN] = {"mlp.down_proj", d, c->mlp},
+  };
+  pg_parameter *p = model->parameters;
+  int bad = describe(p++, PG_EMBEDDING, -1, "model.embed_tokens", c->vocab, d);
+  for (int64_t layer = 0; layer < c->layers; layer++)
+    for (int i = 0; i < PG_BLOCK_MATRICES; i++)
+      bad |= describe(p++, PG_BACKBONE, layer, matrices[i].name, matrices[i].rows,
+                      matrices[i].columns);
+  bad |= describe(p, PG_HEAD, -1, "lm_head", c->vocab, d);
+  return bad;
+}
+
+int pg_model_new(pg_context *ctx, const pg_model_config *config, pg_model **out) {
+  int status;
+  int64_t floats = 0, offset = 0;
+  pg_model *model = NULL;
+  pg_model_config resolved = *config;
+  *out = NULL;
+  PG_TRY(pg_model_config_resolve(ctx, &resolved));
+  model = calloc(1, sizeof *model);
+  if (!model) goto memory;
+  model->context = ctx;
+  model->config = resolved;
+  size_t count = (size_t)(resolved.layers * PG_BLOCK_MATRICES + 2);
+  model->parameters = calloc(count, sizeof *model->parameters);
+  if (!model->parameters) goto memory;
+  model->count = count;
+  if (describe_all(model)) goto memory;
+
+  /* One allocation: what does not fit is refused before any of it is touched. */
+  for (size_t i = 0; i < count; i++)
+    floats += pg__round_up(storage_rows(&model->parameters[i]) * model->parameters[i].columns,
+                           VALUE_FLOATS);
+  status = pg_tensor_new(ctx, PG_F32, 1, &floats, &model->weights);
+  if (status == PG_ENOMEM) goto memory;
+  if (status < 0) goto fail;
+  for (size_t i = 0; i < count; i++) {
+    pg_parameter *p = &model->parameters[i];
+    int64_t shape[2] = {p->rows, p->columns}, stride[2] = {p->columns, 1};
+    PG_TRY(pg_tensor_view(model->weights, offset, 2, shape, stride, &p->value));
+    offset += pg__round_up(storage_rows(p) * p->columns, VALUE_FLOATS);
+  }
+  *out = model;
+  return 0;
+memory:
+  status = pg_fail(ctx, PG_ENOMEM,
+                   "no memory for a model of %lld weights (%.1f GB in fp32; layers %lld, width "
+                   "%lld, mlp %lld, vocab %lld)",
+                   (long long)pg_model_config_weights(&resolved),
+                   4e-9 * (double)pg_model_config_weights(&resolved), (long long)resolved.layers,
+                   (long long)resolved.width, (long long)resolved.mlp, (long long)resolved.vocab);
+fail:
+  pg_model_free(model);
+  return status;
+}
+
+void pg_model_free(pg_model *model) {
+  if (!model) return;
+  for (size_t i = 0; i < model->count; i++) {
+    pg_tensor_free(model->parameters[i].value);
+    free((char *)model->parameters[i].name);
+  }
+  pg_tensor_free(model->weights);
+  free(model->parameters);
+  free(model);
+}
+
+const pg_model_config *pg_model_get_config(const pg_model *model) {
+  return &model->config;
+}
+
+pg_context *pg_model_context(const pg_model *model) {
+  return model->context;
+}
+
+size_t pg_model_count(const pg_model *model) {
+  return model->count;
+}
+
+pg_parameter *pg_model_parameter(const pg_model *model, size_t index) {
+  return index < model->count ? &model->parameters[index] : NULL;
+}
+
+pg_parameter *pg_model_find(const pg_model *model, const char *name) {
+  for (size_t i = 0; i < model->count; i++)
+    if (!strcmp(model->parameters[i].name, name)) return &model->parameters[i];
+  return NULL;
+}
+
+pg_parameter *pg_model_embedding(const pg_model *model) {
+  return &model->parameters[0];
+}
+
+pg_parameter *pg_model_head(const pg_model *model) {
+  return &model->parameters[model->count - 1];
+}
+
+/* Normals are drawn on the host in slabs: a pure function of their index, so threads share a slab
+ * without changing it. */
+#define SLAB (1 << 18)
+#define PIECE (1 << 13)
+
+static int init_parameter(pg_context *ctx, pg_parameter *p, double std, uint64_t seed,
+                          float *slab) {
+  int status = 0;
+  uint64_t stream = pg_hash_name(p->name);
+  int64_t n = p->rows * p->columns;
+  for (int64_t first = 0; first < n; first += SLAB) {
+    int64_t count = pg__min(SLAB, n - first);
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+    for (int64_t i = 0; i < count; i += PIECE) {
+      int64_t size = pg__min(PIECE, count - i);
+      pg_normals(seed, stream, (uint64_t)(first + i), (size_t)size, slab + i);
+      for (int64_t j = i; j < i + size; j++) slab[j] = (float)(std * slab[j]);
+    }
+    PG_LAUNCH(ctx, upload, (float *)p->value->data + first, slab, (size_t)count * sizeof *slab);
+  }
+fail:
+  return status;
+}
+
+int pg_model_init(pg_model *model, uint64_t seed) {
+  pg_context *ctx = model->context;
+  int status = 0;
+  float *slab = malloc(SLAB * sizeof *slab);
+  if (!slab) return pg_fail(ctx, PG_ENOMEM, "no memory to draw initial weights");
+  for (size_t i = 0; i < model->count; i++) {
+    pg_parameter *p = &model->parameters[i];
+    PG_TRY(init_parameter(ctx, p, model->config.init_std[p->role], seed, slab));
+  }
+fail:
+  free(slab);
+  return status;
+}
+
+int pg_model_copy(pg_model *to, const pg_model *from) {
+  int status = 0;
+  if (to->context != from->context || !pg__model_config_matches(&to->config, &from->config))
+    return pg_fail(to->context, PG_EINVAL,
+                   "weights can be copied between models of equal sizes in one context only");
+  for (size_t i = 0; i < to->count; i++)
+    PG_TRY(pg_tensor_copy(to->parameters[i].value, from->parameters[i].value));
+fail:
+  return status;
+}

@@ -1,0 +1,115 @@
+/* Descriptors: lookup, defaults, range checks, slot shapes. Knows no optimizer by name. */
+#include "optimizers/compose.h"
+
+#include <math.h>
+#include <string.h>
+
+const pg_optimizer *pg_optimizer_at(size_t index) {
+  return index < pg__optimizer_count ? pg__optimizers[index] : NULL;
+}
+
+const pg_optimizer *pg_optimizer_find(const char *name) {
+  for (size_t i = 0; name && i < pg__optimizer_count; i++)
+    if (strcmp(pg__optimizers[i]->name, name) == 0) return pg__optimizers[i];
+  return NULL;
+}
+
+static int value_count(const pg_hyper *h) {
+  return h->kind == PG_HYPER_PAIR ? 2 : 1;
+}
+
+int pg_optimizer_hyper_index(const pg_optimizer *o, const char *name, const pg_hyper **out) {
+  int index = 0;
+  for (size_t i = 0; i < o->hyper_count; i++) {
+    if (strcmp(o->hypers[i].name, name) == 0) {
+      if (out) *out = &o->hypers[i];
+      return index;
+    }
+    index += value_count(&o->hypers[i]);
+  }
+  return -1;
+}
+
+void pg_optimizer_defaults(const pg_optimizer *o, double values[PG_MAX_HYPERS]) {
+  memset(values, 0, PG_MAX_HYPERS * sizeof *values);
+  for (size_t i = 0; i < o->hyper_count; i++)
+    for (int k = 0; k < value_count(&o->hypers[i]); k++) *values++ = o->hypers[i].initial[k];
+}
+
+/* "from 0 to 1 (1 excluded)", "at least 0", "above 0", ... */
+static void describe_range(const pg_hyper *h, char *text, size_t size) {
+  const char *unit = h->kind == PG_HYPER_INTEGER ? "an integer " : "";
+  bool low = isfinite(h->min), high = isfinite(h->max);
+  if (low && high)
+    snprintf(text, size, "%sfrom %.10g%s to %.10g%s", unit, h->min,
+             h->open_min ? " (excluded)" : "", h->max, h->open_max ? " (excluded)" : "");
+  else if (low)
+    snprintf(text, size, "%sfinite and %s %.10g", unit, h->open_min ? "above" : "at least", h->min);
+  else if (high)
+    snprintf(text, size, "%sfinite and %s %.10g", unit, h->open_max ? "below" : "at most", h->max);
+  else
+    snprintf(text, size, "%sfinite", unit);
+}
+
+static bool in_range(const pg_hyper *h, double x) {
+  if (!isfinite(x)) return false;
+  if (h->kind == PG_HYPER_INTEGER && x != floor(x)) return false;
+  return (h->open_min ? x > h->min : x >= h->min) && (h->open_max ? x < h->max : x <= h->max);
+}
+
+static int check_choice(pg_context *ctx, const pg_optimizer *o, const pg_hyper *h, double x) {
+  char list[256] = "";
+  size_t count = 0, used = 0;
+  for (; h->choices[count]; count++) {
+    int n =
+        snprintf(list + used, sizeof list - used, "%s\"%s\"", count ? ", " : "", h->choices[count]);
+    if (n > 0 && used + (size_t)n < sizeof list) used += (size_t)n;
+  }
+  if (x >= 0 && x < (double)count && x == floor(x)) return 0;
+  return pg_fail(ctx, PG_EINVAL, "%s: %s has no choice number %g; it must be one of %s", o->name,
+                 h->name, x, list);
+}
+
+int pg_optimizer_check(pg_context *ctx, const pg_optimizer *o, const double values[PG_MAX_HYPERS]) {
+  for (size_t i = 0; i < o->hyper_count; i++) {
+    const pg_hyper *h = &o->hypers[i];
+    for (int k = 0; k < value_count(h); k++) {
+      double x = *values++;
+      char place[8] = "", range[128];
+      if (h->kind == PG_HYPER_PAIR) snprintf(place, sizeof place, "[%d]", k + 1);
+      if (h->kind == PG_HYPER_CHOICE) {
+        int status = check_choice(ctx, o, h, x);
+        if (status < 0) return status;
+      } else if (h->kind == PG_HYPER_BOOLEAN) {
+        if (x != 0 && x != 1)
+          return pg_fail(ctx, PG_EINVAL, "%s: %s is %g; it must be true or false", o->name, h->name,
+                         x);
+      } else if (!in_range(h, x)) {
+        describe_range(h, range, sizeof range);
+        if (isnan(x) && isnan(h->initial[k]))
+          return pg_fail(ctx, PG_EINVAL, "%s: %s%s has no default and must be given, %s", o->name,
+                         h->name, place, range);
+        return pg_fail(ctx, PG_EINVAL, "%s: %s%s = %.10g is not allowed; it must be %s", o->name,
+                       h->name, place, x, range);
+      }
+    }
+  }
+  return 0;
+}
+
+int pg_slot_dims(const pg_slot *slot, int64_t rows, int64_t columns, int64_t shape[2]) {
+  shape[0] = shape[1] = 1;
+  switch (slot->shape) {
+  case PG_SLOT_MATRIX: shape[0] = rows, shape[1] = columns; return 2;
+  case PG_SLOT_ROW: shape[0] = rows; return 1;
+  case PG_SLOT_COLUMN: shape[0] = columns; return 1;
+  case PG_SLOT_ROWS_SQUARE: shape[0] = shape[1] = rows; return 2;
+  case PG_SLOT_COLUMNS_SQUARE: shape[0] = shape[1] = columns; return 2;
+  case PG_SLOT_SCALAR: break;
+  }
+  return 0;
+}
+
+double pg__bias_correction(double beta, int64_t n) {
+  return -expm1((double)n * log(beta));
+}

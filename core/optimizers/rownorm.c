@@ -1,0 +1,122 @@
+/* RowNorm (the paper's head optimizer): every row of the momentum at the same length. With n the
+ * parameter's own update, from 1, and c = 1 - beta^n:
+ *   B <- beta B + (1-beta) G;   S_i = -lr b_i / (||b_i|| + eps c),
+ * which is normalising the bias-corrected B/c with eps, without a copy of it. D(S) <= 2 lr.
+ * project = "both" takes P B for B and P S for S, where P subtracts the mean row; "outer" only the
+ * latter. The paper's runs project nothing: gradients of a softmax sum to zero over the rows, and a
+ * common row of S changes no probability.
+ *
+ * The kernels and their order are those of the same optimizer written over tensors,
+ *   m:lerp_(g, 1 - beta);  m:div_rows(m:row_norms() + eps * c):mul(-lr),
+ * so that both give the same bits. */
+#include "compose.h"
+
+#include <float.h>
+#include <math.h>
+
+enum { LR, BETA, EPS, WEIGHT_DECAY, PROJECT };
+enum { PROJECT_NONE, PROJECT_OUTER, PROJECT_BOTH };
+enum { BUFFER };
+
+/* norms: [rows]. */
+static int increment_one(const pg_increment_group *group, size_t i, float *norms) {
+  pg_context *ctx = group->context;
+  const double *h = group->hypers;
+  int project = (int)h[PROJECT], status = 0;
+  int64_t rows = group->rows, columns = group->columns;
+  pg_view b = pg__matrix_view(group->slots[i][BUFFER], columns);
+  pg_view s = pg__matrix_view(group->increments[i], columns);
+  pg_view norm_vector = pg__per_row_view(norms);
+  /* The floor keeps a zero row from 0/0 when eps * c is below the smallest fp32 number. */
+  double offset = fmax(h[EPS] * pg__bias_correction(h[BETA], group->updates[i]), FLT_MIN);
+
+  PG_LAUNCH(ctx, lerp, b, pg__input_view(group->gradients[i], columns), 1 - h[BETA], rows, columns);
+  if (project == PROJECT_BOTH) {
+    PG_LAUNCH(ctx, center_rows, b.data, rows, columns, s.data);
+    b = s;
+  }
+  PG_LAUNCH(ctx, reduce, PG_NORM, b, rows, columns, 1, norms);
+  PG_LAUNCH(ctx, scalar, PG_ADD, norm_vector, offset, false, rows, 1, norm_vector);
+  PG_LAUNCH(ctx, binary, PG_DIV, b, norm_vector, rows, columns, s);
+  PG_LAUNCH(ctx, scalar, PG_MUL, s, -group->lr, false, rows, columns, s);
+  if (project != PROJECT_NONE) PG_LAUNCH(ctx, center_rows, s.data, rows, columns, s.data);
+fail:
+  return status;
+}
+
+static int rownorm_increment(const pg_increment_group *group, void *self) {
+  (void)self;
+  pg_context *ctx = group->context;
+  size_t bytes = (size_t)group->rows * sizeof(float);
+  void *norms = NULL;
+  int status = 0;
+  PG_TRY(pg__alloc(ctx, bytes, "rownorm's row norms", &norms));
+  for (size_t i = 0; i < group->count; i++) PG_TRY(increment_one(group, i, norms));
+fail:
+  if (norms) pg__release(ctx, norms, bytes);
+  return status;
+}
+
+static const char *const projections[] = {"none", "outer", "both", NULL};
+static const pg_hyper hypers[] = {
+    /* The paper's 3.2e-3 * 512 / d depends on the width d: no default. */
+    [LR] = {"lr",
+            PG_HYPER_NUMBER,
+            {NAN},
+            0,
+            HUGE_VAL,
+            false,
+            true,
+            NULL,
+            "peak learning rate: the length of every row's step"},
+    [BETA] = {"beta",
+              PG_HYPER_NUMBER,
+              {0.95},
+              0,
+              1,
+              false,
+              true,
+              NULL,
+              "decay of the gradient's mean, per update"},
+    [EPS] = {"eps",
+             PG_HYPER_NUMBER,
+             {1e-8},
+             0,
+             HUGE_VAL,
+             true,
+             true,
+             NULL,
+             "added to the norm of a bias-corrected row"},
+    [WEIGHT_DECAY] = {"weight_decay",
+                      PG_HYPER_NUMBER,
+                      {0},
+                      0,
+                      HUGE_VAL,
+                      false,
+                      true,
+                      NULL,
+                      "decoupled: weights shrink by lr * weight_decay per update"},
+    [PROJECT] = {"project",
+                 PG_HYPER_CHOICE,
+                 {PROJECT_NONE},
+                 0,
+                 2,
+                 false,
+                 false,
+                 projections,
+                 "subtract the mean row: of the increment (outer), of the momentum too (both)"},
+};
+static const pg_slot slots[] = {[BUFFER] = {"momentum", PG_SLOT_MATRIX, PG_F32}};
+
+extern const pg_optimizer pg__rownorm_optimizer;
+const pg_optimizer pg__rownorm_optimizer = {
+    .name = "rownorm",
+    .help = "RowNorm: B <- beta B + (1-beta) G, and every row s_i = -lr b_i / (||b_i|| + eps "
+            "(1-beta^n)), so that no two rows move apart by more than 2 lr.",
+    .hypers = hypers,
+    .hyper_count = PG_COUNT(hypers),
+    .slots = slots,
+    .slot_count = PG_COUNT(slots),
+    .sharding = PG_SHARD_ROWS_COLUMN_SUM,
+    .increment = rownorm_increment,
+};

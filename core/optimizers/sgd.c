@@ -1,0 +1,55 @@
+/* SGD with momentum (torch.optim.SGD, dampening 0, no Nesterov):
+ *   B <- mu B + G;   S = -lr B.
+ * The slot exists for mu = 0 too, where it holds the last gradient: a momentum that a recipe
+ * changes during training then needs no new state. */
+#include "compose.h"
+
+#include <math.h>
+
+enum { LR, MOMENTUM, WEIGHT_DECAY };
+enum { BUFFER };
+
+static int sgd_increment(const pg_increment_group *group, void *self) {
+  (void)self;
+  pg_context *ctx = group->context;
+  int64_t rows = group->rows, columns = group->columns;
+  int status = 0;
+  for (size_t i = 0; i < group->count; i++) {
+    pg_view b = pg__matrix_view(group->slots[i][BUFFER], columns);
+    pg_view g = pg__input_view(group->gradients[i], columns);
+    pg_view s = pg__matrix_view(group->increments[i], columns);
+    PG_LAUNCH(ctx, scalar, PG_MUL, b, group->hypers[MOMENTUM], false, rows, columns, b);
+    PG_LAUNCH(ctx, binary, PG_ADD, b, g, rows, columns, b);
+    PG_LAUNCH(ctx, scalar, PG_MUL, b, -group->lr, false, rows, columns, s);
+  }
+fail:
+  return status;
+}
+
+static const pg_hyper hypers[] = {
+    [LR] = {"lr", PG_HYPER_NUMBER, {NAN}, 0, HUGE_VAL, false, true, NULL, "peak learning rate"},
+    [MOMENTUM] = {"momentum", PG_HYPER_NUMBER, {0}, 0, 1, false, true, NULL, "mu of B <- mu B + G"},
+    [WEIGHT_DECAY] = {"weight_decay",
+                      PG_HYPER_NUMBER,
+                      {0},
+                      0,
+                      HUGE_VAL,
+                      false,
+                      true,
+                      NULL,
+                      "decoupled: weights shrink by lr * weight_decay per update"},
+};
+static const pg_slot slots[] = {[BUFFER] = {"momentum", PG_SLOT_MATRIX, PG_F32}};
+
+extern const pg_optimizer pg__sgd_optimizer;
+const pg_optimizer pg__sgd_optimizer = {
+    .name = "sgd",
+    .help = "Gradient descent with momentum: B <- momentum B + G, S = -lr B (torch.optim.SGD "
+            "without dampening).",
+    .hypers = hypers,
+    .hyper_count = PG_COUNT(hypers),
+    .slots = slots,
+    .slot_count = PG_COUNT(slots),
+    .sharding = PG_SHARD_ELEMENTS,
+    .increment = sgd_increment,
+};

@@ -1,0 +1,298 @@
+/* A run's parts and their lifetimes: loader, activations, assignments, gradients, increments. The
+ * update itself is in update.c. */
+#include "run_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void free_slots(pg_parameter *p, size_t count) {
+  if (p->slots) {
+    for (size_t s = 0; s < count; s++) pg_tensor_free(p->slots[s]);
+    free(p->slots);
+  }
+  p->slots = NULL;
+}
+
+static const pg_optimizer *optimizer_of(const pg_run *run, const pg_parameter *p) {
+  return p->assignment < 0 ? NULL : run->assigned[p->assignment]->public.optimizer;
+}
+
+int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out) {
+  pg_context *ctx = pg_model_context(model);
+  const pg_model_config *config = pg_model_get_config(model);
+  pg_run *run = NULL;
+  int status;
+  *out = NULL;
+  pg_comm *comm = options->comm ? options->comm : pg_comm_self();
+  int64_t micro = options->micro ? options->micro : options->sequences;
+  if (options->sequences < 1 || micro < 1 || options->sequences % (micro * comm->world) != 0)
+    return pg_fail(ctx, PG_EINVAL,
+                   "batch.sequences = %lld must be a multiple of micro x ranks = %lld x %d",
+                   (long long)options->sequences, (long long)micro, comm->world);
+  if (!(options->max_norm > 0))
+    return pg_fail(ctx, PG_EINVAL, "clip = %g must be positive (infinity only measures the norm)",
+                   options->max_norm);
+
+  if (!(run = calloc(1, sizeof *run))) goto oom;
+  run->context = ctx;
+  run->model = model;
+  run->comm = comm;
+  run->sequences = options->sequences;
+  run->micro = micro;
+  run->time = config->context;
+  run->max_norm = options->max_norm;
+  run->keep_all_increments = options->keep_all_increments;
+  for (size_t i = 0; i < pg_model_count(model); i++) pg_model_parameter(model, i)->assignment = -1;
+
+  pg_loader_options data = {.folder = options->data,
+                            .pattern = options->train ? options->train : "*_train_*.bin",
+                            .time = run->time,
+                            .batch = run->sequences,
+                            .micro = micro,
+                            .rank = comm->rank,
+                            .world = comm->world,
+                            .vocab = config->vocab,
+                            .seed = options->data_seed,
+                            .shuffle = true,
+                            .depth = options->read_ahead};
+  PG_TRY(pg_loader_open(ctx, &data, &run->loader));
+  PG_TRY(pg_activations_new(ctx, config, micro, run->time, true, &run->activations));
+  PG_TRY(pg__alloc(ctx, sizeof(pg_clip), "clip factor", (void **)&run->clip));
+  size_t bytes = (size_t)(micro * run->time) * sizeof(int32_t);
+  run->inputs = malloc(bytes);
+  run->targets = malloc(bytes);
+  if (!run->inputs || !run->targets) goto oom;
+  *out = run;
+  return 0;
+oom:
+  status = pg_fail(ctx, PG_ENOMEM, "out of memory for a run");
+fail:
+  pg_run_free(run);
+  return status;
+}
+
+static void drop_gradients(pg_run *run) {
+  for (size_t i = 0; i < pg_model_count(run->model); i++) {
+    pg_parameter *p = pg_model_parameter(run->model, i);
+    pg_tensor_free(p->gradient);
+    p->gradient = NULL;
+  }
+  pg_tensor_free(run->gradients);
+  pg_tensor_free(run->scratch);
+  run->gradients = run->scratch = NULL;
+  pg__release(run->context, run->sums, run->sums_bytes);
+  run->sums = NULL;
+  run->sums_bytes = 0;
+  run->prepared = false;
+  run->have_gradients = false;
+}
+
+void pg_run_free(pg_run *run) {
+  if (!run) return;
+  drop_gradients(run);
+  for (size_t i = 0; i < pg_model_count(run->model); i++) {
+    pg_parameter *p = pg_model_parameter(run->model, i);
+    const pg_optimizer *o = optimizer_of(run, p);
+    free_slots(p, o ? o->slot_count : 0);
+    pg_tensor_free(p->increment);
+    p->increment = NULL;
+    p->assignment = -1;
+    p->updates = 0;
+  }
+  for (int a = 0; a < run->assigned_count; a++) {
+    free(run->assigned[a]->parameters);
+    free(run->assigned[a]);
+  }
+  free(run->assigned);
+  pg_loader_close(run->loader);
+  pg_activations_free(run->activations);
+  pg__release(run->context, run->clip, sizeof(pg_clip));
+  free(run->inputs);
+  free(run->targets);
+  free(run);
+}
+
+pg_model *pg_run_model(const pg_run *run) {
+  return run->model;
+}
+pg_loader *pg_run_loader(const pg_run *run) {
+  return run->loader;
+}
+pg_activations *pg_run_activations(const pg_run *run) {
+  return run->activations;
+}
+int64_t pg_run_updates(const pg_run *run) {
+  return run->updates;
+}
+int64_t pg_run_tokens(const pg_run *run) {
+  return run->tokens;
+}
+
+void pg_run_set_progress(pg_run *run, int64_t updates, int64_t tokens) {
+  run->updates = updates;
+  run->tokens = tokens;
+}
+
+pg_assignment *pg_run_assignment(pg_run *run, int index) {
+  if (index < 0 || index >= run->assigned_count) return NULL;
+  return &run->assigned[index]->public;
+}
+
+/* Slots of zeros for one parameter. */
+static int new_slots(pg_context *ctx, const pg_optimizer *o, const pg_parameter *p,
+                     pg_tensor ***out) {
+  int status;
+  *out = NULL;
+  if (!o->slot_count) return 0;
+  pg_tensor **slots = calloc(o->slot_count, sizeof *slots);
+  if (!slots) return pg_fail(ctx, PG_ENOMEM, "out of memory for the slots of %s", p->name);
+  for (size_t s = 0; s < o->slot_count; s++) {
+    int64_t shape[2];
+    int ndim = pg_slot_dims(&o->slots[s], p->rows, p->columns, shape);
+    PG_TRY(pg_tensor_new(ctx, o->slots[s].dtype, ndim, shape, &slots[s]));
+  }
+  *out = slots;
+  return 0;
+fail:
+  for (size_t s = 0; s < o->slot_count; s++) pg_tensor_free(slots[s]);
+  free(slots);
+  return status;
+}
+
+static void remove_from_assignment(pg_run *run, pg_parameter *p) {
+  if (p->assignment < 0) return;
+  pg__assigned *a = run->assigned[p->assignment];
+  for (size_t i = 0; i < a->count; i++)
+    if (a->parameters[i] == p) {
+      memmove(&a->parameters[i], &a->parameters[i + 1], (a->count - i - 1) * sizeof *a->parameters);
+      a->count--;
+      return;
+    }
+}
+
+int pg_run_assign(pg_run *run, const pg_optimizer *optimizer, const double hypers[PG_MAX_HYPERS],
+                  bool independent_decay, pg_parameter *const *parameters, size_t count,
+                  int *assignment) {
+  pg_context *ctx = run->context;
+  pg__assigned *a = NULL;
+  pg_tensor ***slots = NULL;
+  int status;
+  PG_TRY(pg_optimizer_check(ctx, optimizer, hypers));
+
+  a = calloc(1, sizeof *a);
+  slots = calloc(count ? count : 1, sizeof *slots);
+  pg__assigned **list =
+      realloc(run->assigned, (size_t)(run->assigned_count + 1) * sizeof *run->assigned);
+  if (list) run->assigned = list;
+  if (a) a->parameters = calloc(count ? count : 1, sizeof *a->parameters);
+  if (!a || !slots || !list || !a->parameters) {
+    status = pg_fail(ctx, PG_ENOMEM, "out of memory for an assignment");
+    goto fail;
+  }
+  /* Everything that can fail comes before anything changes hands. */
+  for (size_t i = 0; i < count; i++)
+    if (optimizer_of(run, parameters[i]) != optimizer)
+      PG_TRY(new_slots(ctx, optimizer, parameters[i], &slots[i]));
+
+  a->public.optimizer = optimizer;
+  memcpy(a->public.hypers, hypers, sizeof a->public.hypers);
+  a->public.scale = 1;
+  a->public.independent_decay = independent_decay;
+  for (size_t i = 0; i < count; i++) {
+    pg_parameter *p = parameters[i];
+    const pg_optimizer *old = optimizer_of(run, p);
+    if (old != optimizer) {
+      free_slots(p, old ? old->slot_count : 0);
+      p->slots = slots[i];
+      p->updates = 0;
+    }
+    remove_from_assignment(run, p);
+    p->assignment = run->assigned_count;
+    a->parameters[a->count++] = p;
+  }
+  run->assigned[run->assigned_count] = a;
+  if (assignment) *assignment = run->assigned_count;
+  run->assigned_count++;
+  free(slots);
+  /* A parameter may have become frozen, or stopped being so. */
+  run->prepared = false;
+  run->have_gradients = false;
+  return 0;
+fail:
+  for (size_t i = 0; slots && i < count; i++)
+    if (slots[i]) {
+      for (size_t s = 0; s < optimizer->slot_count; s++) pg_tensor_free(slots[i][s]);
+      free(slots[i]);
+    }
+  free(slots);
+  if (a) free(a->parameters);
+  free(a);
+  return status;
+}
+
+int pg_run_check(pg_run *run) {
+  char names[700] = "";
+  size_t used = 0, missing = 0;
+  for (size_t i = 0; i < pg_model_count(run->model); i++) {
+    const pg_parameter *p = pg_model_parameter(run->model, i);
+    if (p->assignment >= 0) continue;
+    missing++;
+    if (used + strlen(p->name) + 8 < sizeof names) {
+      used +=
+          (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", p->name);
+    } else if (names[used - 1] != '.') {
+      used += (size_t)snprintf(names + used, sizeof names - used, ", ...");
+    }
+  }
+  if (!missing) return 0;
+  return pg_fail(run->context, PG_EINVAL, "no optimizer updates %zu of %zu parameters: %s", missing,
+                 pg_model_count(run->model), names);
+}
+
+/* Backward reaches the head first, then the blocks from the last, then the embedding. The model
+ * lists them the other way round, so buckets follow the reversed list. */
+int pg__run_prepare(pg_run *run) {
+  pg_context *ctx = run->context;
+  size_t count = pg_model_count(run->model);
+  int64_t total = 0, scratch = 0;
+  int status;
+  if (run->prepared) return 0;
+  PG_TRY(pg_run_check(run));
+  drop_gradients(run);
+
+  for (size_t i = 0; i < count; i++) {
+    pg_parameter *p = pg_model_parameter(run->model, i);
+    if (optimizer_of(run, p)->increment) total += pg__round_up(p->rows * p->columns, 64);
+  }
+  PG_TRY(pg_tensor_new(ctx, PG_F32, 1, &total, &run->gradients));
+  int64_t offset = 0;
+  for (size_t i = count; i-- > 0;) {
+    pg_parameter *p = pg_model_parameter(run->model, i);
+    int64_t shape[2] = {p->rows, p->columns}, stride[2] = {p->columns, 1};
+    bool frozen = !optimizer_of(run, p)->increment;
+    bool keep = !frozen && (p->role == PG_HEAD || run->keep_all_increments);
+    if (!frozen) {
+      PG_TRY(pg_tensor_view(run->gradients, offset, 2, shape, stride, &p->gradient));
+      offset += pg__round_up(p->rows * p->columns, 64);
+    }
+    if (keep && !p->increment) PG_TRY(pg_tensor_new(ctx, PG_F32, 2, shape, &p->increment));
+    if (!keep) {
+      pg_tensor_free(p->increment);
+      p->increment = NULL;
+      if (!frozen) scratch = pg__max(scratch, pg__round_up(p->rows * p->columns, 64));
+    }
+  }
+  if (scratch) { /* room for one chunk of a group: see update.c */
+    int64_t rest = pg__round_up(PG__CHUNK_ELEMENTS, 64);
+    scratch = pg__max(scratch, pg__min(rest, total));
+    PG_TRY(pg_tensor_new(ctx, PG_F32, 1, &scratch, &run->scratch));
+  }
+  run->sums_bytes = (count ? count : 1) * sizeof(double);
+  PG_TRY(pg__alloc(ctx, run->sums_bytes, "gradient norms", (void **)&run->sums));
+  run->prepared = true;
+  return 0;
+fail:
+  drop_gradients(run);
+  return status;
+}
