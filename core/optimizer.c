@@ -2,6 +2,7 @@
 #include "optimizers/compose.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 const pg_optimizer *pg_optimizer_at(size_t index) {
