@@ -1,0 +1,43 @@
+# Sourced by the other tools: which Debian packages Perigee needs, and how to get the missing ones.
+
+# What building and running needs.
+PERIGEE_BUILD_PACKAGES="cmake ninja-build pkg-config gcc libc6-dev lua5.4 liblua5.4-dev libuv1-dev
+  libopenblas-openmp-dev libpcre2-dev libjansson-dev libssl-dev"
+# The King James Bible as text.
+PERIGEE_TEXT_PACKAGES="bible-kjv bible-kjv-text"
+# Tests, lint, sanitizers, fuzzers.
+PERIGEE_CHECK_PACKAGES="lua-busted lua-check clang clang-format clang-tidy cppcheck
+  libclang-rt-14-dev libomp-14-dev git locales-all"
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then
+    "$@"
+  elif command -v sudo >/dev/null; then
+    sudo "$@"
+  else
+    echo "error: installing packages needs root, and there is no sudo: run as root: $*" >&2
+    return 1
+  fi
+}
+
+# need_packages WHY PACKAGE...: install those that are missing, saying which and what for.
+need_packages() {
+  local why=$1 missing="" package
+  shift
+  for package in "$@"; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q '^install ok installed' ||
+      missing="$missing $package"
+  done
+  [ -n "$missing" ] || return 0
+  command -v apt-get >/dev/null || {
+    echo "error: missing:$missing; this system has no apt-get, install their equivalents" >&2
+    return 1
+  }
+  echo "Installing what $why needs:$missing"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq &&
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+      $missing >"${TMPDIR:-/tmp}/perigee-apt.log" 2>&1 || {
+    echo "error: apt-get failed; its output is in ${TMPDIR:-/tmp}/perigee-apt.log" >&2
+    return 1
+  }
+}
