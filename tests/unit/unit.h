@@ -17,7 +17,7 @@ static int unit_passed, unit_failed, unit_bad;
     if (!(condition)) {                                                                            \
       unit_bad++;                                                                                  \
       printf("  %s:%d: %s failed: ", __FILE__, __LINE__, #condition);                              \
-      printf("" __VA_ARGS__);                                                                      \
+      printf(" " __VA_ARGS__);                                                                     \
       printf("\n");                                                                                \
     }                                                                                              \
   } while (0)
