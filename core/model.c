@@ -38,8 +38,8 @@ static int describe_all(pg_model *model) {
     const char *name;
     int64_t rows, columns;
   } matrices[PG_BLOCK_MATRICES] = {
-      [PG_Q] = {"self_attn.q_proj", inner, d}, [PG_K] = {"self_attn.k_proj", inner, d},
-      [PG_V] = {"self_attn.v_proj", inner, d}, [PG_O] = {"self_attn.o_proj", d, inner},
+      [PG_Q] = {"self_attn.q_proj", inner, d},  [PG_K] = {"self_attn.k_proj", inner, d},
+      [PG_V] = {"self_attn.v_proj", inner, d},  [PG_O] = {"self_attn.o_proj", d, inner},
       [PG_GATE] = {"mlp.gate_proj", c->mlp, d}, [PG_UP] = {"mlp.up_proj", c->mlp, d},
       [PG_DOWN] = {"mlp.down_proj", d, c->mlp},
   };

@@ -10,10 +10,8 @@ const char *pg_role_name(pg_role role) {
 }
 
 void pg_model_config_default(pg_model_config *config) {
-  *config = (pg_model_config){.norm_eps = 1e-6,
-                              .rope_base = 1e4,
-                              .logit_scale = 1,
-                              .init_std = {0.02, 0.02, 0.02}};
+  *config = (pg_model_config){
+      .norm_eps = 1e-6, .rope_base = 1e4, .logit_scale = 1, .init_std = {0.02, 0.02, 0.02}};
 }
 
 int pg_model_config_preset(pg_context *ctx, const char *name, pg_model_config *config) {
@@ -88,11 +86,12 @@ int pg_model_config_resolve(pg_context *ctx, pg_model_config *config) {
                      pg_role_name((pg_role)role), c.init_std[role]);
   /* Sixteen bytes a weight (value, gradient, two slots) must be countable. */
   if (pg_model_config_weights(&c) > INT64_MAX / 16)
-    return pg_fail(ctx, PG_EINVAL,
-                   "a model of %lld layers, width %lld, %lld heads of %lld, mlp %lld and vocab %lld "
-                   "has more weights than 64 bits can address; make it smaller",
-                   (long long)c.layers, (long long)c.width, (long long)c.heads,
-                   (long long)c.head_dim, (long long)c.mlp, (long long)c.vocab);
+    return pg_fail(
+        ctx, PG_EINVAL,
+        "a model of %lld layers, width %lld, %lld heads of %lld, mlp %lld and vocab %lld "
+        "has more weights than 64 bits can address; make it smaller",
+        (long long)c.layers, (long long)c.width, (long long)c.heads, (long long)c.head_dim,
+        (long long)c.mlp, (long long)c.vocab);
   *config = c;
   return 0;
 fail:

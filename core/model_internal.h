@@ -30,20 +30,26 @@ struct pg_model {
  * F = mlp. Without training all blocks share one set, with input == middle: the residual stream is
  * then updated in place. */
 typedef struct pg_block_buffers {
-  float *input;        /* [N, d] residual stream before the block; output: the next one's input */
-  float *middle;       /* [N, d] after attention */
+  float *input;         /* [N, d] residual stream before the block; output: the next one's input */
+  float *middle;        /* [N, d] after attention */
   float *q_raw, *k_raw; /* [N, D] before norm and rotation */
-  float *q, *k, *v;    /* [N, D] as attention reads them */
-  float *attended;     /* [N, D] */
-  float *gate, *up;    /* [N, F]; the backward pass replaces them by their gradients */
-  float *product;      /* [N, F] silu(gate) up */
+  float *q, *k, *v;     /* [N, D] as attention reads them */
+  float *attended;      /* [N, D] */
+  float *gate, *up;     /* [N, F]; the backward pass replaces them by their gradients */
+  float *product;       /* [N, F] silu(gate) up */
   float *input_rstd, *middle_rstd; /* [N] */
   float *q_rstd, *k_rstd;          /* [N, heads] */
   float *lse;                      /* [batch, heads, time] */
 } pg_block_buffers;
 
-/* The order in which a training pass may be driven: each step needs the one before. */
-typedef enum pg_stage { PG_STAGE_NONE, PG_STAGE_HIDDEN, PG_STAGE_GRADIENT } pg_stage;
+/* How far a pass has come: hidden states are there, their gradient too, the blocks' buffers have
+ * been used up by the backward pass (the hidden states remain). */
+typedef enum pg_stage {
+  PG_STAGE_NONE,
+  PG_STAGE_HIDDEN,
+  PG_STAGE_GRADIENT,
+  PG_STAGE_CONSUMED
+} pg_stage;
 
 struct pg_activations {
   pg_context *context;
@@ -52,13 +58,13 @@ struct pg_activations {
   bool training;
   pg_arena arena;
 
-  pg_block_buffers *blocks; /* [layers], host memory */
-  float *output, *output_rstd; /* [N, d] after the last block, [N] */
-  float *hidden;               /* [N, d] after the final norm: what the head reads */
-  float *stream;               /* [N, d] gradient of the residual stream; of `hidden` at first */
-  float *norm;                 /* [N, d] a norm's output, in both passes */
-  float *dnorm;                /* [N, d] its gradient */
-  float *dproduct;             /* [N, F]; shares memory with the next four */
+  pg_block_buffers *blocks;        /* [layers], host memory */
+  float *output, *output_rstd;     /* [N, d] after the last block, [N] */
+  float *hidden;                   /* [N, d] after the final norm: what the head reads */
+  float *stream;                   /* [N, d] gradient of the residual stream */
+  float *norm;                     /* [N, d] a norm's output, in both passes */
+  float *dnorm;                    /* [N, d] its gradient; that of `hidden` at first */
+  float *dproduct;                 /* [N, F]; shares memory with the next four */
   float *dattended, *dq, *dk, *dv; /* [N, D] */
   float *cosine, *sine;            /* [max_time, head_dim / 2] */
   int32_t *tokens, *targets;       /* [N] */

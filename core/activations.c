@@ -1,0 +1,211 @@
+/* The buffers of forward and backward passes, planned in one arena.
+ *
+ * Training keeps, per position and block, 2 d + 6 D + 3 F + 2 + 3 heads floats (model_internal.h;
+ * d width, D = heads * head_dim, F mlp): 20 d at D = d, F = 4 d, that is 80 d bytes. Norm outputs
+ * are recomputed, gate and up are overwritten by their gradients. On top, once: 5 d + max(F, 4 D)
+ * floats per position, and a chunk of logits of at most 128 MB, which shares memory with the
+ * latter. At V = 50257, d = 256, 4 blocks and 4 heads a position costs 82,144 bytes in the blocks
+ * and 5,136 beside them; 8192 positions with the 103 MB chunk: 818 MB. Without
+ * training nothing is kept per block: 2 d + max(d + 6 D + 3 F, chunk of logits). */
+#include "model_internal.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHUNK_ROWS 512
+#define CHUNK_BYTES 134217728
+#define LOGITS_PADDING 64
+
+/* A first pass over the plan adds sizes up, a second one takes the memory. */
+typedef struct planner {
+  pg_arena *arena;
+  size_t used;
+  bool overflow;
+} planner;
+
+/* rows x columns elements of four bytes. */
+static void *take(planner *p, int64_t rows, int64_t columns) {
+  size_t bytes, end;
+  if (__builtin_mul_overflow((size_t)rows, (size_t)columns, &bytes) ||
+      __builtin_mul_overflow(bytes, (size_t)4, &bytes) || bytes > SIZE_MAX / 2 ||
+      __builtin_add_overflow(p->used, pg__arena_size(bytes), &end) || end > INT64_MAX) {
+    p->overflow = true;
+    return NULL;
+  }
+  p->used = end;
+  return p->arena ? pg__arena_take(p->arena, bytes) : NULL;
+}
+
+static void rewind_to(planner *p, size_t used) {
+  p->used = used;
+  if (p->arena) p->arena->used = used;
+}
+
+static void plan_block(planner *p, const pg_model_config *c, int64_t n, pg_block_buffers *b,
+                       float *residual) {
+  int64_t inner = c->heads * c->head_dim;
+  b->input = residual ? residual : take(p, n, c->width);
+  b->middle = residual ? residual : take(p, n, c->width);
+  b->q_raw = take(p, n, inner);
+  b->k_raw = take(p, n, inner);
+  b->q = take(p, n, inner);
+  b->k = take(p, n, inner);
+  b->v = take(p, n, inner);
+  b->attended = take(p, n, inner);
+  b->gate = take(p, n, c->mlp);
+  b->up = take(p, n, c->mlp);
+  b->product = take(p, n, c->mlp);
+  b->input_rstd = take(p, n, 1);
+  b->middle_rstd = take(p, n, 1);
+  b->q_rstd = take(p, n, c->heads);
+  b->k_rstd = take(p, n, c->heads);
+  b->lse = take(p, n, c->heads);
+}
+
+/* Returns the bytes needed; INT64_MAX when they cannot be counted. `a` has config, capacity,
+ * max_time and training set; blocks may be NULL in a dry run. */
+static int64_t plan(pg_activations *a, pg_arena *arena) {
+  const pg_model_config *c = &a->config;
+  planner p = {.arena = arena};
+  int64_t n = a->capacity, inner = c->heads * c->head_dim;
+  size_t shared, high;
+
+  a->tokens = take(&p, n, 1);
+  a->targets = take(&p, n, 1);
+  a->losses = take(&p, n, 1);
+  a->cosine = take(&p, a->max_time, c->head_dim / 2);
+  a->sine = take(&p, a->max_time, c->head_dim / 2);
+  a->output = take(&p, n, c->width);
+  a->output_rstd = take(&p, n, 1);
+  a->hidden = take(&p, n, c->width);
+  if (a->training) {
+    pg_block_buffers dry;
+    a->stream = take(&p, n, c->width);
+    a->norm = take(&p, n, c->width);
+    a->dnorm = take(&p, n, c->width);
+    for (int64_t i = 0; i < c->layers; i++)
+      plan_block(&p, c, n, a->blocks ? &a->blocks[i] : &dry, NULL);
+  }
+
+  /* From here on three tenants share memory, never at the same time: scratch of the blocks'
+   * backward pass or of a forward pass that keeps nothing, and the head's logits. */
+  shared = p.used;
+  if (a->training) {
+    a->dproduct = take(&p, n, c->mlp);
+    high = p.used;
+    rewind_to(&p, shared);
+    a->dattended = take(&p, n, inner);
+    a->dq = take(&p, n, inner);
+    a->dk = take(&p, n, inner);
+    a->dv = take(&p, n, inner);
+  } else {
+    pg_block_buffers one;
+    a->norm = take(&p, n, c->width);
+    plan_block(&p, c, n, &one, a->output);
+    for (int64_t i = 0; a->blocks && i < c->layers; i++) a->blocks[i] = one;
+    high = p.used;
+  }
+  high = p.used > high ? p.used : high;
+  rewind_to(&p, shared);
+  a->logits_ld = pg__round_up(c->vocab, LOGITS_PADDING);
+  a->chunk = pg__min(pg__min(CHUNK_ROWS, n), pg__max(1, CHUNK_BYTES / (4 * a->logits_ld)));
+  a->logits = take(&p, a->chunk, a->logits_ld);
+  high = p.used > high ? p.used : high;
+  return p.overflow ? INT64_MAX : (int64_t)high;
+}
+
+/* Angles pos * base^(-2i/head_dim) in fp64; their cosines and sines are rounded once. */
+static int upload_rotation(pg_activations *a) {
+  pg_context *ctx = a->context;
+  int64_t half = a->config.head_dim / 2, count = a->max_time * half;
+  int status = 0;
+  float *table = malloc((size_t)(2 * count) * sizeof *table);
+  if (!table) return pg_fail(ctx, PG_ENOMEM, "no memory for the rotation tables");
+  for (int64_t i = 0; i < half; i++) {
+    double rate = pow(a->config.rope_base, -2.0 * (double)i / (double)a->config.head_dim);
+    for (int64_t t = 0; t < a->max_time; t++) {
+      table[t * half + i] = (float)cos((double)t * rate);
+      table[count + t * half + i] = (float)sin((double)t * rate);
+    }
+  }
+  PG_LAUNCH(ctx, upload, a->cosine, table, (size_t)count * sizeof *table);
+  PG_LAUNCH(ctx, upload, a->sine, table + count, (size_t)count * sizeof *table);
+fail:
+  free(table);
+  return status;
+}
+
+int pg_activations_new(pg_context *ctx, const pg_model_config *config, int64_t batch, int64_t time,
+                       bool training, pg_activations **out) {
+  int status;
+  int64_t bytes = INT64_MAX, capacity;
+  pg_activations *a = NULL;
+  pg_model_config resolved = *config;
+  *out = NULL;
+  PG_TRY(pg_model_config_resolve(ctx, &resolved));
+  if (time < 1 || time > resolved.context)
+    return pg_fail(ctx, PG_EINVAL, "time is %lld; allowed: 1 to the model's context %lld",
+                   (long long)time, (long long)resolved.context);
+  if (batch < 1 || __builtin_mul_overflow(batch, time, &capacity) || capacity > INT32_MAX)
+    return pg_fail(ctx, PG_EINVAL, "batch is %lld; allowed: 1 to %lld sequences of %lld tokens",
+                   (long long)batch, (long long)(INT32_MAX / time), (long long)time);
+  a = calloc(1, sizeof *a);
+  if (!a) goto memory;
+  a->context = ctx;
+  a->config = resolved;
+  a->capacity = capacity;
+  a->max_time = time;
+  a->training = training;
+  bytes = plan(a, NULL);
+  if (bytes == INT64_MAX) goto memory;
+  a->blocks = calloc((size_t)pg__max(1, resolved.layers), sizeof *a->blocks);
+  a->host = malloc((size_t)capacity * sizeof *a->host);
+  if (!a->blocks || !a->host) goto memory;
+  status = pg__arena_new(ctx, (size_t)bytes, "activations", &a->arena);
+  if (status == PG_ENOMEM) goto memory;
+  if (status < 0) goto fail;
+  plan(a, &a->arena);
+  PG_TRY(upload_rotation(a));
+  *out = a;
+  return 0;
+memory:
+  status = pg_fail(ctx, PG_ENOMEM,
+                   "no memory for the activations of %lld sequences of %lld tokens (%.1f GB%s); "
+                   "fewer sequences per micro-batch need less",
+                   (long long)batch, (long long)time, 1e-9 * (double)bytes,
+                   training ? ", training" : "");
+fail:
+  pg_activations_free(a);
+  return status;
+}
+
+void pg_activations_free(pg_activations *a) {
+  if (!a) return;
+  pg__arena_free(&a->arena);
+  free(a->blocks);
+  free(a->host);
+  free(a);
+}
+
+int64_t pg_activations_bytes(const pg_model_config *config, int64_t batch, int64_t time,
+                             bool training) {
+  pg_activations a = {.config = *config, .max_time = time, .training = training};
+  if (__builtin_mul_overflow(batch, time, &a.capacity)) return INT64_MAX;
+  if (a.config.head_dim == 0) a.config.head_dim = 64;
+  if (a.config.mlp == 0) a.config.mlp = 4 * a.config.width;
+  return plan(&a, NULL);
+}
+
+int pg__activations_check(const pg_model *model, const pg_activations *a) {
+  if (pg__model_config_matches(&model->config, &a->config)) return 0;
+  return pg_fail(model->context, PG_EINVAL,
+                 "these activations were made for a model of other sizes");
+}
+
+int pg__check_ids(pg_context *ctx, const int32_t *ids, int64_t n, int64_t vocab, const char *what) {
+  for (int64_t i = 0; i < n; i++)
+    if (ids[i] < 0 || ids[i] >= vocab)
+      return pg_fail(ctx, PG_EDATA, "%s %lld is %ld; allowed: 0 to %lld (the vocabulary)", what,
+                     (long long)i, (long)ids[i], (long long)(vocab - 1));
+  return 0;
+}

@@ -1,0 +1,74 @@
+/* The whole model: embedding, blocks and final norm, forward and backward. */
+#include "model_internal.h"
+
+int pg_model_forward(const pg_model *model, pg_activations *a, const int32_t *tokens, int64_t batch,
+                     int64_t time, const float **hidden) {
+  pg_context *ctx = model->context;
+  const pg_model_config *c = &model->config;
+  int64_t n;
+  int status;
+  *hidden = NULL;
+  a->model = NULL;
+  a->stage = PG_STAGE_NONE;
+  PG_TRY(pg__activations_check(model, a));
+  if (time < 1 || time > a->max_time)
+    return pg_fail(ctx, PG_EINVAL, "time is %lld; allowed: 1 to %lld, as the activations were made",
+                   (long long)time, (long long)a->max_time);
+  if (batch < 1 || batch > a->capacity / time)
+    return pg_fail(ctx, PG_EINVAL,
+                   "batch is %lld; allowed: 1 to %lld sequences of %lld tokens, as the activations "
+                   "were made",
+                   (long long)batch, (long long)(a->capacity / time), (long long)time);
+  n = batch * time;
+  PG_TRY(pg__check_ids(ctx, tokens, n, c->vocab, "token"));
+  a->batch = batch;
+  a->time = time;
+  PG_LAUNCH(ctx, upload, a->tokens, tokens, (size_t)n * sizeof *tokens);
+  PG_LAUNCH(ctx, embedding_forward, a->tokens, n, pg_model_embedding(model)->value->data, c->width,
+            c->layers ? a->blocks[0].input : a->output);
+  for (int64_t layer = 0; layer < c->layers; layer++)
+    PG_TRY(pg__block_forward(model, a, layer,
+                             layer + 1 < c->layers ? a->blocks[layer + 1].input : a->output));
+  PG_LAUNCH(ctx, rmsnorm_forward, a->output, n, c->width, (float)c->norm_eps, a->hidden,
+            a->output_rstd);
+  a->model = model;
+  a->stage = PG_STAGE_HIDDEN;
+  *hidden = a->hidden;
+fail:
+  return status;
+}
+
+/* The first parameter, in the model's order, that wants a gradient: what lies below it is skipped.
+ */
+static size_t first_trained(const pg_model *model) {
+  size_t i = 0;
+  while (i < model->count && !model->parameters[i].gradient) i++;
+  return i;
+}
+
+int pg_model_backward(const pg_model *model, pg_activations *a) {
+  pg_context *ctx = model->context;
+  const pg_model_config *c = &model->config;
+  int64_t n = a->batch * a->time;
+  size_t first = first_trained(model);
+  int status = 0;
+  if (a->model != model || a->stage != PG_STAGE_GRADIENT)
+    return pg_fail(
+        ctx, PG_ESTATE,
+        "pg_model_backward needs pg_model_forward and pg_head_loss with a gradient scale "
+        "before it, once each, on the same model");
+  /* The blocks' buffers are consumed, so a second backward pass needs a new forward pass. */
+  a->stage = PG_STAGE_CONSUMED;
+  if (first + 1 >= model->count) return 0; /* nothing below the head is trained */
+  PG_LAUNCH(ctx, rmsnorm_backward, a->dnorm, a->output, a->output_rstd, n, c->width, false,
+            a->stream);
+  for (int64_t layer = c->layers - 1; layer >= 0; layer--) {
+    if (first >= 1 + (size_t)(layer + 1) * PG_BLOCK_MATRICES) return 0;
+    PG_TRY(pg__block_backward(model, a, layer));
+  }
+  if (model->parameters[0].gradient)
+    PG_LAUNCH(ctx, embedding_backward, a->tokens, n, a->stream, c->width, c->vocab,
+              model->parameters[0].gradient->data);
+fail:
+  return status;
+}

@@ -1,0 +1,148 @@
+/* The head: logits = logit_scale * U h in chunks of rows, so that all of them never exist at once.
+ * Loss and gradient share one path; ranges and single rows serve diagnostics and generation. */
+#include "model_internal.h"
+
+/* Rows [first, first + rows) of the last forward: a->logits = alpha * h M^T, M [vocab, d]. */
+static int chunk_logits(pg_activations *a, const void *matrix, int64_t row_stride, int64_t first,
+                        int64_t rows, double alpha) {
+  pg_context *ctx = a->context;
+  int64_t d = a->config.width;
+  int status;
+  pg_gemm g = {.transpose_b = true,
+               .m = rows,
+               .n = a->config.vocab,
+               .k = d,
+               .alpha = (float)alpha,
+               .a = a->hidden + first * d,
+               .lda = d,
+               .b = matrix,
+               .ldb = row_stride,
+               .c = a->logits,
+               .ldc = a->logits_ld,
+               .type_a = PG_F32,
+               .type_b = PG_F32,
+               .type_c = PG_F32};
+  PG_LAUNCH(ctx, gemm, &g);
+fail:
+  return status;
+}
+
+/* a->logits holds dlogits of the chunk: dh = dlogits U, dU += dlogits^T h. */
+static int chunk_backward(const pg_parameter *head, pg_activations *a, int64_t first,
+                          int64_t rows) {
+  pg_context *ctx = a->context;
+  int64_t d = head->columns;
+  int status;
+  pg_gemm hidden = {.m = rows,
+                    .n = d,
+                    .k = head->rows,
+                    .alpha = 1,
+                    .a = a->logits,
+                    .lda = a->logits_ld,
+                    .b = head->value->data,
+                    .ldb = d,
+                    .c = a->dnorm + first * d,
+                    .ldc = d,
+                    .type_a = PG_F32,
+                    .type_b = PG_F32,
+                    .type_c = PG_F32};
+  PG_LAUNCH(ctx, gemm, &hidden);
+  if (!head->gradient) return 0;
+  pg_gemm weight = {.transpose_a = true,
+                    .m = head->rows,
+                    .n = d,
+                    .k = rows,
+                    .alpha = 1,
+                    .beta = 1,
+                    .a = a->logits,
+                    .lda = a->logits_ld,
+                    .b = a->hidden + first * d,
+                    .ldb = d,
+                    .c = head->gradient->data,
+                    .ldc = d,
+                    .type_a = PG_F32,
+                    .type_b = PG_F32,
+                    .type_c = PG_F32};
+  PG_LAUNCH(ctx, gemm, &weight);
+fail:
+  return status;
+}
+
+static int need_hidden(const pg_model *model, const pg_activations *a) {
+  if (a->stage != PG_STAGE_NONE) return pg__activations_check(model, a);
+  return pg_fail(a->context, PG_ESTATE, "the head needs a successful pg_model_forward before it");
+}
+
+int pg_head_loss(const pg_model *model, pg_activations *a, const int32_t *targets,
+                 double gradient_scale, double *loss_sum, float *losses) {
+  pg_context *ctx = model->context;
+  const pg_parameter *head = pg_model_head(model);
+  bool gradient = gradient_scale != 0;
+  float *host = losses ? losses : a->host;
+  double sum = 0;
+  int64_t n = a->batch * a->time;
+  int status;
+  PG_TRY(need_hidden(model, a));
+  if (gradient && !a->training)
+    return pg_fail(ctx, PG_EINVAL,
+                   "a gradient of the loss needs activations made with training = true");
+  if (gradient && a->stage == PG_STAGE_CONSUMED)
+    return pg_fail(ctx, PG_ESTATE,
+                   "a gradient of the loss after pg_model_backward needs a new pg_model_forward");
+  PG_TRY(pg__check_ids(ctx, targets, n, model->config.vocab, "target"));
+  PG_LAUNCH(ctx, upload, a->targets, targets, (size_t)n * sizeof *targets);
+  for (int64_t first = 0; first < n; first += a->chunk) {
+    int64_t rows = pg__min(a->chunk, n - first);
+    PG_TRY(chunk_logits(a, head->value->data, head->columns, first, rows, 1));
+    PG_LAUNCH(ctx, cross_entropy, a->logits, rows, head->rows, a->logits_ld, a->targets + first,
+              (float)model->config.logit_scale, (float)gradient_scale, gradient, a->losses + first);
+    if (gradient) PG_TRY(chunk_backward(head, a, first, rows));
+  }
+  PG_LAUNCH(ctx, download, host, a->losses, (size_t)n * sizeof *host);
+  for (int64_t i = 0; i < n; i++) sum += host[i];
+  *loss_sum = sum;
+  if (gradient) a->stage = PG_STAGE_GRADIENT;
+fail:
+  return status;
+}
+
+int pg_head_ranges(const pg_model *model, pg_activations *a, const pg_tensor *matrix, int64_t first,
+                   int64_t count, float *range) {
+  pg_context *ctx = model->context;
+  const pg_model_config *c = &model->config;
+  int64_t n = a->batch * a->time;
+  int status;
+  PG_TRY(need_hidden(model, a));
+  if (matrix->context != ctx || matrix->dtype != PG_F32 || matrix->ndim != 2 ||
+      matrix->shape[0] != c->vocab || matrix->shape[1] != c->width || matrix->stride[1] != 1 ||
+      matrix->stride[0] < c->width)
+    return pg_fail(ctx, PG_EINVAL,
+                   "ranges need a matrix [%lld, %lld] in F32 with contiguous rows, like the head",
+                   (long long)c->vocab, (long long)c->width);
+  if (first < 0 || count < 0 || count > n || first > n - count)
+    return pg_fail(ctx, PG_EINVAL, "positions %lld to %lld; the last forward had %lld",
+                   (long long)first, (long long)(first + count - 1), (long long)n);
+  for (int64_t done = 0; done < count; done += a->chunk) {
+    int64_t rows = pg__min(a->chunk, count - done);
+    PG_TRY(chunk_logits(a, matrix->data, matrix->stride[0], first + done, rows, c->logit_scale));
+    PG_LAUNCH(ctx, row_range, a->logits, rows, c->vocab, a->logits_ld, a->losses + done);
+  }
+  PG_LAUNCH(ctx, download, range, a->losses, (size_t)count * sizeof *range);
+fail:
+  return status;
+}
+
+int pg_head_logits(const pg_model *model, pg_activations *a, int64_t position, float *logits) {
+  pg_context *ctx = model->context;
+  const pg_parameter *head = pg_model_head(model);
+  int64_t n = a->batch * a->time;
+  int status;
+  PG_TRY(need_hidden(model, a));
+  if (position < 0 || position >= n)
+    return pg_fail(ctx, PG_EINVAL, "position %lld; the last forward had %lld", (long long)position,
+                   (long long)n);
+  PG_TRY(chunk_logits(a, head->value->data, head->columns, position, 1, model->config.logit_scale));
+  PG_LAUNCH(ctx, download, logits, a->logits, (size_t)head->rows * sizeof *logits);
+fail:
+  return status;
+}
