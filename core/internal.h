@@ -27,18 +27,40 @@ struct pg_storage {
 int pg__alloc(pg_context *ctx, size_t bytes, const char *what, void **out);
 void pg__release(pg_context *ctx, void *memory, size_t bytes);
 
+/* "[3,4]" into text, for messages; returns text. */
+const char *pg__shape_text(int ndim, const int64_t *shape, char *text, size_t size);
+/* Whether the address ranges of two tensors meet; whether both address the same elements alike. */
+bool pg__tensor_overlap(const pg_tensor *a, const pg_tensor *b);
+bool pg__tensor_same_view(const pg_tensor *a, const pg_tensor *b);
+
 /* Turns a kernel's -1 into PG_EDEVICE with the queue's text. */
 int pg__kernel_status(pg_context *ctx, int status, const char *operation);
 
+/* Fail with "cannot ACTION 'PATH': REASON" and the PG_E* code that stands for the system's `error`
+ * number (ENOSPC, EDQUOT and EFBIG are PG_ENOSPC; what has no code of its own is PG_EIO). */
+int pg__fail_errno(pg_context *ctx, const char *action, const char *path, int error);
+
+/* Kernels run with denormals flushed to zero (float_mode.c): begin sets this thread and its OpenMP
+ * workers and returns what this thread had, end gives that back to it. `denormals`: kept. */
+uint64_t pg__float_begin(const pg_context *ctx, bool denormals);
+void pg__float_end(uint64_t saved);
+
 /* PG_LAUNCH(ctx, gemm, &g): call a kernel of the context's backend, jump to `fail` with `status`
- * set when it fails. PG_TRY does the same for any call that returns a status. Both expect
- * `int status` in scope. */
+ * set when it fails. PG_LAUNCH_EXACT is the same with denormals kept: geometry, copies. PG_TRY
+ * does the same for any call that returns a status. All expect `int status` in scope. */
 #define PG_TRY(call)                                                                               \
   do {                                                                                             \
     if ((status = (call)) < 0) goto fail;                                                          \
   } while (0)
-#define PG_LAUNCH(ctx, op, ...)                                                                    \
-  PG_TRY(pg__kernel_status((ctx), (ctx)->kernels->op((ctx)->queue, __VA_ARGS__), #op))
+#define PG_LAUNCH_MODE_(ctx, denormals, op, ...)                                                   \
+  do {                                                                                             \
+    const uint64_t pg__saved = pg__float_begin((ctx), (denormals));                                \
+    const int pg__result = (ctx)->kernels->op((ctx)->queue, __VA_ARGS__);                          \
+    pg__float_end(pg__saved);                                                                      \
+    PG_TRY(pg__kernel_status((ctx), pg__result, #op));                                             \
+  } while (0)
+#define PG_LAUNCH(ctx, op, ...) PG_LAUNCH_MODE_(ctx, false, op, __VA_ARGS__)
+#define PG_LAUNCH_EXACT(ctx, op, ...) PG_LAUNCH_MODE_(ctx, true, op, __VA_ARGS__)
 
 #define PG_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -1,0 +1,51 @@
+/* Device memory with accounts, and the bump allocator over one piece of it. */
+#include "internal.h"
+
+#include <assert.h>
+
+int pg__alloc(pg_context *ctx, size_t bytes, const char *what, void **out) {
+  *out = NULL;
+  /* Half the address space is never there; beyond it the signed accounts would wrap. */
+  if (bytes > (size_t)INT64_MAX / 2 ||
+      ctx->kernels->alloc(ctx->queue, bytes ? bytes : 1, out) < 0 || !*out) {
+    *out = NULL;
+    return pg_fail(ctx, PG_ENOMEM,
+                   "%s: no room for %zu bytes (%.3f GiB) on device \"%s\"; %.3f GiB are in use",
+                   what, bytes, (double)bytes / 0x1p30, ctx->kernels->name,
+                   (double)ctx->bytes / 0x1p30);
+  }
+  ctx->bytes += (int64_t)bytes;
+  if (ctx->bytes > ctx->peak_bytes) ctx->peak_bytes = ctx->bytes;
+  return 0;
+}
+
+void pg__release(pg_context *ctx, void *memory, size_t bytes) {
+  if (!memory) return;
+  ctx->kernels->release(ctx->queue, memory);
+  ctx->bytes -= (int64_t)bytes;
+  assert(ctx->bytes >= 0);
+}
+
+int pg__arena_new(pg_context *ctx, size_t size, const char *what, pg_arena *out) {
+  void *memory;
+  *out = (pg_arena){0};
+  const int status = pg__alloc(ctx, size, what, &memory);
+  if (status < 0) return status;
+  *out = (pg_arena){.context = ctx, .memory = memory, .size = size};
+  return 0;
+}
+
+void pg__arena_free(pg_arena *arena) {
+  if (!arena || !arena->memory) return;
+  pg__release(arena->context, arena->memory, arena->size);
+  *arena = (pg_arena){0};
+}
+
+void *pg__arena_take(pg_arena *arena, size_t bytes) {
+  const size_t size = pg__arena_size(bytes);
+  assert(size <= arena->size - arena->used && "an arena was sized too small");
+  if (size > arena->size - arena->used) return NULL;
+  void *memory = arena->memory + arena->used;
+  arena->used += size;
+  return memory;
+}

@@ -1,0 +1,185 @@
+/* Contexts: choice of device and threads, the last error's text, cancellation. */
+#include "internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_THREADS 1024
+
+/* Whole CPUs of a control group's quota in microseconds per period; 0: none or unknown. */
+static int quota_cpus(void) {
+  double quota = 0, period = 0;
+  FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re"); /* version 2: "QUOTA PERIOD" or "max PERIOD" */
+  if (f) {
+    if (fscanf(f, "%lf %lf", &quota, &period) != 2) quota = 0;
+    fclose(f);
+  } else { /* version 1; a quota of -1 is none */
+    if ((f = fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "re"))) {
+      if (fscanf(f, "%lf", &quota) != 1) quota = 0;
+      fclose(f);
+    }
+    if ((f = fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "re"))) {
+      if (fscanf(f, "%lf", &period) != 1) period = 0;
+      fclose(f);
+    }
+  }
+  if (!(quota > 0) || !(period > 0) || quota / period >= MAX_THREADS) return 0;
+  const int whole = (int)(quota / period);
+  return whole < quota / period ? whole + 1 : whole;
+}
+
+/* CPUs in this thread's affinity mask, at most a control group's quota; OMP_NUM_THREADS, when it
+ * starts with a number, is the user's own choice and goes first. */
+static int default_threads(void) {
+  const char *text = getenv("OMP_NUM_THREADS");
+  if (text) {
+    char *end;
+    const long n = strtol(text, &end, 10);
+    if (end != text && n >= 1) return n < MAX_THREADS ? (int)n : MAX_THREADS;
+  }
+  int n = 1;
+  cpu_set_t *set = CPU_ALLOC(MAX_THREADS * 8); /* larger than any machine: CPU_SETSIZE is not */
+  if (set) {
+    const size_t size = CPU_ALLOC_SIZE(MAX_THREADS * 8);
+    CPU_ZERO_S(size, set);
+    if (sched_getaffinity(0, size, set) == 0) n = CPU_COUNT_S(size, set);
+    CPU_FREE(set);
+  }
+  const int quota = quota_cpus();
+  if (quota > 0 && quota < n) n = quota;
+  return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
+}
+
+int pg_context_new(const pg_context_options *options, pg_context **out, char *message,
+                   size_t size) {
+  const char *device = options && options->device ? options->device : "auto";
+  const int threads = options ? options->threads : 0;
+  pg_context *ctx = NULL;
+  char text[256] = "";
+  int status;
+
+  *out = NULL;
+  if (message && size) message[0] = 0;
+  if (strcmp(device, "auto") != 0 && strcmp(device, "cpu") != 0) {
+    const bool cuda = strncmp(device, "cuda", 4) == 0;
+    snprintf(text, sizeof text,
+             "device \"%.32s\" is not available: %sdevices are \"cpu\", \"auto\"", device,
+             cuda ? "this build has no CUDA; " : "");
+    status = PG_EDEVICE;
+    goto fail;
+  }
+  if (threads < 0 || threads > MAX_THREADS) {
+    snprintf(text, sizeof text, "threads is %d; it must be 0 (all) to %d", threads, MAX_THREADS);
+    status = PG_EINVAL;
+    goto fail;
+  }
+  if (!(ctx = calloc(1, sizeof *ctx))) {
+    snprintf(text, sizeof text, "a context does not fit in memory");
+    status = PG_ENOMEM;
+    goto fail;
+  }
+  ctx->threads = threads ? threads : default_threads();
+  if (!(ctx->kernels = pg_cpu_kernels(NULL))) {
+    snprintf(text, sizeof text, "this build has no kernels for this CPU");
+    status = PG_EDEVICE;
+    goto fail;
+  }
+  if (ctx->kernels->queue_new(ctx->threads, &ctx->queue) < 0 || !ctx->queue) {
+    snprintf(text, sizeof text, "device \"%s\" could not start %d threads", ctx->kernels->name,
+             ctx->threads);
+    status = PG_EDEVICE;
+    goto fail;
+  }
+  *out = ctx;
+  return 0;
+
+fail:
+  if (message && size) snprintf(message, size, "%s", text);
+  free(ctx);
+  return status;
+}
+
+void pg_context_free(pg_context *ctx) {
+  if (!ctx) return;
+  assert(ctx->live_tensors == 0 && "tensors outlive their context");
+  assert(ctx->bytes == 0 && "device memory outlives its context");
+  ctx->kernels->queue_free(ctx->queue);
+  free(ctx);
+}
+
+const char *pg_context_message(const pg_context *ctx) {
+  return ctx->message;
+}
+const char *pg_context_device(const pg_context *ctx) {
+  return ctx->kernels->name;
+}
+int pg_context_threads(const pg_context *ctx) {
+  return ctx->threads;
+}
+int64_t pg_context_bytes(const pg_context *ctx) {
+  return ctx->bytes;
+}
+int64_t pg_context_peak_bytes(const pg_context *ctx) {
+  return ctx->peak_bytes;
+}
+int64_t pg_context_live_tensors(const pg_context *ctx) {
+  return ctx->live_tensors;
+}
+
+/* One store to a volatile int: safe in a signal handler. */
+void pg_context_cancel(pg_context *ctx) {
+  __atomic_store_n(&ctx->cancel, 1, __ATOMIC_RELAXED);
+}
+void pg_context_resume(pg_context *ctx) {
+  __atomic_store_n(&ctx->cancel, 0, __ATOMIC_RELAXED);
+}
+bool pg_context_cancelled(const pg_context *ctx) {
+  return __atomic_load_n(&ctx->cancel, __ATOMIC_RELAXED) != 0;
+}
+
+int pg_fail(pg_context *ctx, int code, const char *format, ...) {
+  if (!ctx) return code;
+  /* Arguments may point into the present message, so the new one is made beside it. */
+  char text[sizeof ctx->message];
+  va_list arguments;
+  va_start(arguments, format);
+  const int wanted = vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  if (wanted < 0) {
+    snprintf(text, sizeof text, "%s", pg_error_meaning(code));
+  } else if ((size_t)wanted >= sizeof text) { /* cut before a UTF-8 sequence, not inside one */
+    size_t end = sizeof text - 4;
+    while (end > 0 && ((unsigned char)text[end] & 0xc0) == 0x80) end--;
+    memcpy(text + end, "...", 4);
+  }
+  memcpy(ctx->message, text, sizeof text);
+  return code;
+}
+
+int pg__fail_errno(pg_context *ctx, const char *action, const char *path, int error) {
+  int code = PG_EIO;
+  switch (error) {
+  case ENOENT:
+  case ENOTDIR: code = PG_ENOENT; break;
+  case EEXIST:
+  case ENOTEMPTY: code = PG_EEXIST; break;
+  case ENOSPC:
+  case EDQUOT:
+  case EFBIG: code = PG_ENOSPC; break;
+  case ENOMEM: code = PG_ENOMEM; break;
+  default: break;
+  }
+  return pg_fail(ctx, code, "cannot %s '%s': %s", action, path, strerror(error));
+}
+
+int pg__kernel_status(pg_context *ctx, int status, const char *operation) {
+  if (status >= 0) return 0;
+  const char *text = ctx->kernels->message(ctx->queue);
+  return pg_fail(ctx, PG_EDEVICE, "device \"%s\": %s failed: %s", ctx->kernels->name, operation,
+                 text && text[0] ? text : "no reason given");
+}
