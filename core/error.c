@@ -2,8 +2,9 @@
 #include "error.h"
 
 #define PG_ERROR_NAME(name, value, text, meaning)                                                  \
-  case name: return text; #define PG_ERROR_MEANING(name, value, text, meaning)                     \
-  case name: return meaning;
+  case name:                                                                                       \
+    return text;                                                                                   \
+#define PG_ERROR_MEANING(name, value, text, meaning) case name : return meaning;
 
 const char *pg_error_name(int code) {
   switch (code) {

@@ -40,6 +40,16 @@ int pg__kernel_status(pg_context *ctx, int status, const char *operation);
  * number (ENOSPC, EDQUOT and EFBIG are PG_ENOSPC; what has no code of its own is PG_EIO). */
 int pg__fail_errno(pg_context *ctx, const char *action, const char *path, int error);
 
+/* open(2) with O_CLOEXEC and mode 0666, retried on EINTR; close(2), whose failure may be the only
+ * report of a lost write. pg__open_regular opens for reading and refuses what is not a file.
+ * pg__sync is fsync(2). */
+int pg__open(pg_context *ctx, const char *path, int flags, int *fd);
+int pg__close(pg_context *ctx, int fd, const char *path);
+int pg__sync(pg_context *ctx, int fd, const char *path);
+int pg__open_regular(pg_context *ctx, const char *path, int *fd, int64_t *size);
+/* malloc'ed folder part of a path: "." for a bare name. NULL when out of memory. */
+char *pg__parent(const char *path);
+
 /* Kernels run with denormals flushed to zero (float_mode.c): begin sets this thread and its OpenMP
  * workers and returns what this thread had, end gives that back to it. `denormals`: kept. */
 uint64_t pg__float_begin(const pg_context *ctx, bool denormals);
