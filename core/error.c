@@ -1,23 +1,22 @@
 /* Names and meanings of the error codes, from the one list in error.h. */
 #include "error.h"
 
-#define PG_ERROR_NAME(name, value, text, meaning)                                                  \
-  case name:                                                                                       \
-    return text;                                                                                   \
-#define PG_ERROR_MEANING(name, value, text, meaning) case name : return meaning;
+#include <stddef.h>
+
+#define PG_ERROR_NAME(name, value, text, meaning) {name, text, meaning},
+static const struct {
+  int code;
+  const char *name, *meaning;
+} errors[] = {{PG_OK, "OK", "no error"}, PG_ERRORS(PG_ERROR_NAME)};
 
 const char *pg_error_name(int code) {
-  switch (code) {
-    PG_ERRORS(PG_ERROR_NAME)
-  case PG_OK: return "OK";
-  default: return "EUNKNOWN";
-  }
+  for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++)
+    if (errors[i].code == code) return errors[i].name;
+  return "EUNKNOWN";
 }
 
 const char *pg_error_meaning(int code) {
-  switch (code) {
-    PG_ERRORS(PG_ERROR_MEANING)
-  case PG_OK: return "no error";
-  default: return "an unknown error";
-  }
+  for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++)
+    if (errors[i].code == code) return errors[i].meaning;
+  return "an unknown error";
 }
