@@ -1,0 +1,13 @@
+/* Non-finite elements of a matrix, found without the core touching device memory. */
+#ifndef PG_FINITE_H
+#define PG_FINITE_H
+
+#include "internal.h"
+
+/* PG_ENONFINITE naming the first non-finite element of row `row` (0-based, as named); 0 when the
+ * row has none. `what` names the matrix. t: fp32, 2-D. */
+int pg__check_row_finite(const pg_tensor *t, int64_t row, const char *what);
+/* The same for all rows, lowest first. */
+int pg__check_finite(const pg_tensor *t, const char *what);
+
+#endif

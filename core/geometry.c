@@ -1,0 +1,97 @@
+/* The exact row diameter: checks around the kernel, which does the work (kernels/cpu/diameter.c),
+ * and the search for the place of a non-finite number. */
+#include "finite.h"
+#include "geometry.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <time.h>
+
+int pg__check_row_finite(const pg_tensor *t, int64_t row, const char *what) {
+  pg_context *ctx = t->context;
+  int64_t columns = t->shape[1];
+  pg_tensor *view = NULL;
+  float *values = NULL;
+  int status = 0;
+  PG_TRY(pg_tensor_view(t, row * t->stride[0], 1, &t->shape[1], &t->stride[1], &view));
+  values = malloc((size_t)columns * sizeof *values);
+  if (!values)
+    PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory for a row of %lld numbers", (long long)columns));
+  PG_TRY(pg_tensor_read(view, values));
+  for (int64_t j = 0; j < columns; j++)
+    if (!isfinite(values[j]))
+      PG_TRY(pg_fail(ctx, PG_ENONFINITE, "%s: row %lld, column %lld (counted from 0) is %g", what,
+                     (long long)row, (long long)j, (double)values[j]));
+fail:
+  free(values);
+  pg_tensor_free(view);
+  return status;
+}
+
+int pg__check_finite(const pg_tensor *t, const char *what) {
+  pg_context *ctx = t->context;
+  int64_t rows = t->shape[0], columns = t->shape[1];
+  size_t bytes = (size_t)rows * sizeof(float);
+  void *device = NULL;
+  float *norms = NULL;
+  int status = 0;
+  PG_TRY(pg__alloc(ctx, bytes, "row norms", &device));
+  norms = malloc(bytes ? bytes : 1);
+  if (!norms) PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory for %lld row norms", (long long)rows));
+  /* A norm can also overflow fp32 over finite elements: the row itself decides. */
+  pg_view view = {t->data, t->stride[0], t->stride[1]};
+  PG_LAUNCH(ctx, reduce, PG_NORM, view, rows, columns, 1, device);
+  PG_LAUNCH(ctx, download, norms, device, bytes);
+  for (int64_t i = 0; i < rows; i++)
+    if (!isfinite(norms[i])) PG_TRY(pg__check_row_finite(t, i, what));
+fail:
+  free(norms);
+  if (device) pg__release(ctx, device, bytes);
+  return status;
+}
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+int pg_geometry_diameter(const pg_tensor *matrix, pg_diameter *out) {
+  pg_context *ctx = matrix->context;
+  pg_tensor *copy = NULL;
+  const pg_tensor *x = matrix;
+  pg_farthest found = {.first = -1, .second = -1, .bad_row = -1};
+  double start = now();
+  int status = 0;
+
+  if (matrix->dtype != PG_F32)
+    return pg_fail(ctx, PG_EINVAL, "the diameter needs a matrix of F32, not of %s",
+                   pg_dtype_name(matrix->dtype));
+  if (matrix->ndim != 2)
+    return pg_fail(ctx, PG_EINVAL, "the diameter needs a matrix of 2 dimensions, not of %d",
+                   matrix->ndim);
+  if (matrix->shape[0] < 1 || matrix->shape[1] < 1)
+    return pg_fail(ctx, PG_EINVAL, "the diameter of an empty matrix [%lld, %lld] is not defined",
+                   (long long)matrix->shape[0], (long long)matrix->shape[1]);
+  if (!pg_tensor_contiguous(matrix)) {
+    PG_TRY(pg_tensor_clone(matrix, &copy));
+    x = copy;
+  }
+  status =
+      ctx->kernels->diameter(ctx->queue, x->data, x->shape[0], x->shape[1], &ctx->cancel, &found);
+  if (pg_context_cancelled(ctx)) PG_TRY(pg_fail(ctx, PG_ECANCELED, "the diameter was cancelled"));
+  PG_TRY(pg__kernel_status(ctx, status, "diameter"));
+  if (found.bad_row >= 0) {
+    PG_TRY(pg__check_row_finite(x, found.bad_row, "diameter"));
+    PG_TRY(pg_fail(ctx, PG_ENONFINITE, "diameter: row %lld (counted from 0) is not finite",
+                   (long long)found.bad_row));
+  }
+  *out = (pg_diameter){.value = found.value,
+                       .first = found.first,
+                       .second = found.second,
+                       .multiply_adds = found.multiply_adds,
+                       .seconds = now() - start};
+fail:
+  pg_tensor_free(copy);
+  return status;
+}

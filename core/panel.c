@@ -1,0 +1,134 @@
+/* Panels: which validation positions the Hilbert diagnostic looks at (SPEC §4).
+ *
+ * The sequential validation stream comes in groups of micro * ranks sequences, of which rank r
+ * reads the r-th micro; rank r contributes the first positions of what it reads, flattened. The
+ * panel keeps the tokens of those positions alone, in the order of the ranks. */
+#include "panel.h"
+
+#include "files.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void pg_panel_free(pg_panel *panel) {
+  if (!panel) return;
+  free(panel->ids);
+  free(panel->pieces);
+  free(panel);
+}
+
+int64_t pg_panel_tokens(const pg_panel *panel) {
+  return panel->tokens;
+}
+
+const char *pg_panel_hash(const pg_panel *panel) {
+  return panel->hash;
+}
+
+static void put_little_endian(unsigned char *to, uint64_t x, size_t bytes) {
+  for (size_t k = 0; k < bytes; k++) to[k] = (unsigned char)(x >> (8 * k));
+}
+
+/* SHA-256, cut to 64 bits, over tokens, ranks, micro, time as int64 and all ids as int32, all
+ * little-endian. */
+static int set_hash(pg_context *ctx, pg_panel *p) {
+  size_t size = 4 * 8 + (size_t)p->tokens * 4;
+  unsigned char *bytes = malloc(size);
+  char hex[65];
+  if (!bytes) return pg_fail(ctx, PG_ENOMEM, "no memory to hash a panel of %zu bytes", size);
+  const int64_t options[4] = {p->tokens, p->ranks, p->micro, p->time};
+  for (size_t i = 0; i < 4; i++) put_little_endian(bytes + 8 * i, (uint64_t)options[i], 8);
+  for (int64_t i = 0; i < p->tokens; i++)
+    put_little_endian(bytes + 32 + 4 * i, (uint32_t)p->ids[i], 4);
+  pg_sha256(bytes, size, hex);
+  free(bytes);
+  memcpy(p->hash, hex, 16);
+  p->hash[16] = 0;
+  return 0;
+}
+
+/* Append the first `need` positions of what `loader` reads. inputs, targets: [micro * time]. */
+static int take(pg_panel *p, pg_loader *loader, int64_t need, int64_t *filled, int32_t *inputs,
+                int32_t *targets) {
+  while (need > 0) {
+    int status = pg_loader_next(loader, inputs, targets);
+    if (status < 0) return status;
+    for (int64_t s = 0; s < p->micro && need > 0; s++) {
+      int64_t length = pg__min(need, p->time);
+      memcpy(p->ids + *filled, inputs + s * p->time, (size_t)length * sizeof *p->ids);
+      p->pieces[p->count++] = (pg_panel_piece){length, *filled};
+      *filled += length;
+      need -= length;
+    }
+  }
+  return 0;
+}
+
+int pg_panel_new(pg_context *ctx, const char *folder, const char *pattern, int64_t time,
+                 int64_t vocab, const pg_panel_options *options, pg_panel **out) {
+  int64_t tokens = options->tokens, ranks = options->ranks ? options->ranks : 1;
+  /* With one rank the groups only drop sequences at shard ends; taking them singly drops none. */
+  int64_t micro = ranks > 1 && options->micro ? options->micro : 1, filled = 0;
+  pg_panel *p = NULL;
+  pg_loader *loader = NULL;
+  int32_t *batch = NULL;
+  int status = 0;
+
+  *out = NULL;
+  if (tokens < 1 || ranks < 1 || options->micro < 0 || time < 1)
+    return pg_fail(ctx, PG_EINVAL,
+                   "a panel of %lld tokens over %lld ranks of %lld sequences of %lld is not "
+                   "possible; all must be at least 1",
+                   (long long)tokens, (long long)ranks, (long long)options->micro, (long long)time);
+  if (micro > INT64_MAX / 16 / time / ranks)
+    return pg_fail(ctx, PG_EINVAL,
+                   "a panel's groups of %lld ranks times %lld sequences are too "
+                   "large",
+                   (long long)ranks, (long long)micro);
+  for (int64_t r = 0; r < ranks; r++) {
+    int64_t need = tokens / ranks + (r < tokens % ranks);
+    if (need == 0) break;
+    pg_loader_options o = {.folder = folder,
+                           .pattern = pattern,
+                           .time = time,
+                           .batch = micro * ranks,
+                           .micro = micro,
+                           .rank = r,
+                           .world = ranks,
+                           .vocab = vocab,
+                           .depth = 1};
+    PG_TRY(pg_loader_open(ctx, &o, &loader));
+    /* Shares differ by one at most, so rank 0's share decides whether there is enough. */
+    int64_t supplied = pg_loader_batches(loader) * micro * time;
+    if (need > supplied)
+      PG_TRY(pg_fail(ctx, PG_EDATA,
+                     "the panel asks for %lld tokens; the validation split supplies %lld in groups "
+                     "of %lld sequences of %lld",
+                     (long long)tokens, (long long)(supplied * ranks), (long long)(micro * ranks),
+                     (long long)time));
+    if (!p) {
+      /* Now that so many tokens are known to exist, memory for them is no wild demand. */
+      size_t pieces = (size_t)(tokens / time + 2 * pg__min(ranks, tokens));
+      p = calloc(1, sizeof *p);
+      if (p) {
+        *p = (pg_panel){.tokens = tokens, .ranks = ranks, .micro = micro, .time = time};
+        p->ids = malloc((size_t)tokens * sizeof *p->ids);
+        p->pieces = malloc(pieces * sizeof *p->pieces);
+        batch = malloc((size_t)(2 * micro * time) * sizeof *batch);
+      }
+      if (!p || !p->ids || !p->pieces || !batch)
+        PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory for a panel of %lld tokens", (long long)tokens));
+    }
+    PG_TRY(take(p, loader, need, &filled, batch, batch + micro * time));
+    pg_loader_close(loader);
+    loader = NULL;
+  }
+  PG_TRY(set_hash(ctx, p));
+  *out = p;
+  p = NULL;
+fail:
+  pg_loader_close(loader);
+  free(batch);
+  pg_panel_free(p);
+  return status;
+}

@@ -1,0 +1,60 @@
+/* Validation loss (SPEC §2): mean over the loader's groups of the mean cross entropy of each. */
+#include "geometry.h"
+#include "internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+int pg_validate(const pg_model *model, pg_activations *a, pg_loader *loader, int64_t batches,
+                double *loss) {
+  pg_context *ctx = pg_model_context(model);
+  const pg_loader_options *o = pg_loader_get_options(loader);
+  int64_t micro = o->micro, time = o->time, capacity, longest;
+  int32_t *tokens = NULL;
+  double sum = 0;
+  int status = 0;
+
+  pg_activations_size(a, &capacity, &longest);
+  if (o->shuffle)
+    return pg_fail(ctx, PG_EINVAL, "validation needs a sequential loader, this one shuffles");
+  if (time > longest)
+    return pg_fail(ctx, PG_EINVAL,
+                   "validation sequences of %lld are longer than the activations' "
+                   "%lld",
+                   (long long)time, (long long)longest);
+  if (batches < 1 || batches > pg_loader_batches(loader))
+    return pg_fail(ctx, batches < 1 ? PG_EINVAL : PG_EDATA,
+                   "validation over %lld groups of %lld sequences; the split has %lld",
+                   (long long)batches, (long long)(micro * o->world),
+                   (long long)pg_loader_batches(loader));
+  tokens = malloc((size_t)(2 * micro * time) * sizeof *tokens);
+  if (!tokens)
+    PG_TRY(
+        pg_fail(ctx, PG_ENOMEM, "no memory for %lld validation tokens", (long long)(micro * time)));
+  int32_t *targets = tokens + micro * time;
+
+  PG_TRY(pg_loader_rewind(loader));
+  for (int64_t b = 0; b < batches; b++) {
+    double batch_sum = 0;
+    PG_TRY(pg_loader_next(loader, tokens, targets));
+    for (int64_t first = 0; first < micro; first += capacity) {
+      int64_t n = pg__min(capacity, micro - first);
+      const float *hidden;
+      double part;
+      if (pg_context_cancelled(ctx))
+        PG_TRY(pg_fail(ctx, PG_ECANCELED, "validation was cancelled after %lld of %lld groups",
+                       (long long)b, (long long)batches));
+      PG_TRY(pg_model_forward(model, a, tokens + first * time, n, time, &hidden));
+      PG_TRY(pg_head_loss(model, a, targets + first * time, 0, &part, NULL));
+      batch_sum += part;
+    }
+    if (!isfinite(batch_sum))
+      PG_TRY(pg_fail(ctx, PG_ENONFINITE, "the validation loss of group %lld (counted from 0) is %g",
+                     (long long)b, batch_sum));
+    sum += batch_sum / (double)(micro * time);
+  }
+  *loss = sum / (double)batches;
+fail:
+  free(tokens);
+  return status;
+}
