@@ -187,6 +187,11 @@ void pg_activations_free(pg_activations *a) {
   free(a);
 }
 
+void pg_activations_size(const pg_activations *a, int64_t *positions, int64_t *time) {
+  *positions = a->capacity;
+  *time = a->max_time;
+}
+
 int64_t pg_activations_bytes(const pg_model_config *config, int64_t batch, int64_t time,
                              bool training) {
   pg_activations a = {.config = *config, .max_time = time, .training = training};

@@ -16,7 +16,7 @@ static int by_length(const void *a, const void *b) {
 }
 
 static int check(const pg_model *model, const pg_activations *a, const pg_panel *panel,
-                 const pg_tensor *m, int64_t *batch) {
+                 const pg_tensor *m, int64_t *positions) {
   pg_context *ctx = pg_model_context(model);
   const pg_model_config *c = pg_model_get_config(model);
   int64_t time, longest = 0;
@@ -28,7 +28,7 @@ static int check(const pg_model *model, const pg_activations *a, const pg_panel 
                    (long long)(m->ndim > 0 ? m->shape[0] : 1),
                    (long long)(m->ndim > 1 ? m->shape[1] : 1));
   for (size_t i = 0; i < panel->count; i++) longest = pg__max(longest, panel->pieces[i].length);
-  pg_activations_size(a, batch, &time);
+  pg_activations_size(a, positions, &time);
   if (longest > time)
     return pg_fail(ctx, PG_EINVAL,
                    "the panel has sequences of %lld positions, the activations hold %lld",
@@ -42,11 +42,10 @@ int pg_hilbert(const pg_model *model, pg_activations *a, const pg_panel *panel,
   pg_panel_piece *pieces = NULL;
   int32_t *ids = NULL;
   float *all = NULL;
-  int64_t batch = 1;
+  int64_t positions = 1;
   int status = 0;
 
-  PG_TRY(check(model, a, panel, matrix, &batch));
-  batch = pg__min(batch, (int64_t)panel->count);
+  PG_TRY(check(model, a, panel, matrix, &positions));
   pieces = malloc(panel->count * sizeof *pieces);
   ids = malloc((size_t)panel->tokens * sizeof *ids);
   all = malloc(2 * (size_t)panel->tokens * sizeof *all); /* in panel order; one chunk */
@@ -61,7 +60,9 @@ int pg_hilbert(const pg_model *model, pg_activations *a, const pg_panel *panel,
     const float *hidden;
     if (pg_context_cancelled(ctx))
       PG_TRY(pg_fail(ctx, PG_ECANCELED, "the Hilbert range was cancelled"));
-    for (next = at; next < panel->count && pieces[next].length == length && n < batch; next++, n++)
+    for (next = at;
+         next < panel->count && pieces[next].length == length && (n + 1) * length <= positions;
+         next++, n++)
       memcpy(ids + n * length, panel->ids + pieces[next].first, (size_t)length * sizeof *ids);
     PG_TRY(pg_model_forward(model, a, ids, n, length, &hidden));
     PG_TRY(pg_head_ranges(model, a, matrix, 0, n * length, chunk));

@@ -87,8 +87,8 @@ typedef struct pg_activations pg_activations;
 int pg_activations_new(pg_context *ctx, const pg_model_config *config, int64_t batch, int64_t time,
                        bool training, pg_activations **out);
 void pg_activations_free(pg_activations *a);
-/* The largest batch and time it was made for; either pointer may be NULL. */
-void pg_activations_size(const pg_activations *a, int64_t *batch, int64_t *time);
+/* How many positions it holds, batch * time at most, and the longest time. */
+void pg_activations_size(const pg_activations *a, int64_t *positions, int64_t *time);
 
 /* Run the blocks and the final norm on tokens[batch*time] (host memory, checked against the
  * vocabulary: PG_EDATA names the position and the value). batch and time may be smaller than the

@@ -9,12 +9,12 @@ int pg_validate(const pg_model *model, pg_activations *a, pg_loader *loader, int
                 double *loss) {
   pg_context *ctx = pg_model_context(model);
   const pg_loader_options *o = pg_loader_get_options(loader);
-  int64_t micro = o->micro, time = o->time, capacity, longest;
+  int64_t micro = o->micro, time = o->time, positions, longest;
   int32_t *tokens = NULL;
   double sum = 0;
   int status = 0;
 
-  pg_activations_size(a, &capacity, &longest);
+  pg_activations_size(a, &positions, &longest);
   if (o->shuffle)
     return pg_fail(ctx, PG_EINVAL, "validation needs a sequential loader, this one shuffles");
   if (time > longest)
@@ -32,13 +32,14 @@ int pg_validate(const pg_model *model, pg_activations *a, pg_loader *loader, int
     PG_TRY(
         pg_fail(ctx, PG_ENOMEM, "no memory for %lld validation tokens", (long long)(micro * time)));
   int32_t *targets = tokens + micro * time;
+  int64_t together = positions / time; /* sequences per forward pass */
 
   PG_TRY(pg_loader_rewind(loader));
   for (int64_t b = 0; b < batches; b++) {
     double batch_sum = 0;
     PG_TRY(pg_loader_next(loader, tokens, targets));
-    for (int64_t first = 0; first < micro; first += capacity) {
-      int64_t n = pg__min(capacity, micro - first);
+    for (int64_t first = 0; first < micro; first += together) {
+      int64_t n = pg__min(together, micro - first);
       const float *hidden;
       double part;
       if (pg_context_cancelled(ctx))
