@@ -1,0 +1,90 @@
+/* Host memory as device memory, and the queue. */
+#include "cpu.h"
+#include <cblas.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define HUGE_PAGE ((size_t)2 << 20)
+#define PARALLEL_BYTES ((size_t)1 << 20)
+
+int PG_CPU(queue_new)(int threads, pg_queue **out) {
+  *out = calloc(1, sizeof **out);
+  if (!*out) return -1;
+  (*out)->threads = threads > 0 ? threads : omp_get_num_procs();
+  /* gemm.c divides the products over the queue's threads itself. */
+  openblas_set_num_threads(1);
+  return 0;
+}
+
+void PG_CPU(queue_free)(pg_queue *q) {
+  free(q);
+}
+
+const char *PG_CPU(message)(const pg_queue *q) {
+  return q->message;
+}
+
+int PG_CPU(alloc)(pg_queue *q, size_t bytes, void **out) {
+  size_t unit = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : 64;
+  *out = NULL;
+  if (bytes <= SIZE_MAX - unit)
+    *out = aligned_alloc(unit, bytes ? (bytes + unit - 1) / unit * unit : unit);
+  if (!*out) return pg_refuse(q, "no memory for %zu bytes", bytes);
+  /* Only advice: fewer page faults and TLB misses in large buffers. */
+  if (unit == HUGE_PAGE) madvise(*out, bytes, MADV_HUGEPAGE);
+  return 0;
+}
+
+void PG_CPU(release)(pg_queue *q, void *memory) {
+  (void)q;
+  free(memory);
+}
+
+static void copy_bytes(pg_queue *q, void *to, const void *from, size_t bytes) {
+  if (bytes < PARALLEL_BYTES) {
+    if (bytes) memcpy(to, from, bytes);
+    return;
+  }
+#pragma omp parallel num_threads(q->threads)
+  {
+    int parts = omp_get_num_threads(), t = omp_get_thread_num();
+    int64_t begin = pg_part((int64_t)bytes, t, parts), end = pg_part((int64_t)bytes, t + 1, parts);
+    memcpy((char *)to + begin, (const char *)from + begin, (size_t)(end - begin));
+  }
+}
+
+int PG_CPU(upload)(pg_queue *q, void *device, const void *host, size_t bytes) {
+  copy_bytes(q, device, host, bytes);
+  return 0;
+}
+
+int PG_CPU(download)(pg_queue *q, void *host, const void *device, size_t bytes) {
+  copy_bytes(q, host, device, bytes);
+  return 0;
+}
+
+int PG_CPU(copy)(pg_queue *q, void *to, const void *from, size_t bytes) {
+  copy_bytes(q, to, from, bytes);
+  return 0;
+}
+
+int PG_CPU(zero)(pg_queue *q, void *memory, size_t bytes) {
+  if (bytes < PARALLEL_BYTES) {
+    if (bytes) memset(memory, 0, bytes);
+    return 0;
+  }
+#pragma omp parallel num_threads(q->threads)
+  {
+    int parts = omp_get_num_threads(), t = omp_get_thread_num();
+    int64_t begin = pg_part((int64_t)bytes, t, parts), end = pg_part((int64_t)bytes, t + 1, parts);
+    memset((char *)memory + begin, 0, (size_t)(end - begin));
+  }
+  return 0;
+}
+
+int PG_CPU(synchronize)(pg_queue *q) {
+  (void)q;
+  return 0;
+}

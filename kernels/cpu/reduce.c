@@ -1,0 +1,181 @@
+/* Reductions of matrix views along rows, along columns, or of everything.
+ *
+ * Order of the fp64 sums: element k of a run goes to lane k % LANES, and the lanes are added in
+ * halves (8, 4, 2, 1 apart). Squares of fp32 numbers are exact in fp64, so `norm` has one rounding
+ * per addition, one of the root and one to fp32. Reducing along columns adds rows in order inside
+ * fixed blocks of rows, then the blocks in order. Neither depends on threads or CPU level. */
+#include "vector.h"
+#include <stdlib.h>
+
+#define LANES 16
+#define RUN 4096      /* elements of one run when everything is reduced */
+#define MAX_BLOCKS 64 /* of rows, when reducing along columns */
+#define MIN_ROWS 64
+#define COLUMNS 512 /* columns a task handles */
+
+/* What has been seen of a set of elements: a sum, or the extreme and where it is. */
+typedef struct partial {
+  double value;
+  int64_t index;
+} partial;
+
+static bool is_sum(pg_reduce_op op) {
+  return op == PG_SUM || op == PG_MEAN || op == PG_NORM;
+}
+static bool is_max(pg_reduce_op op) {
+  return op == PG_RMAX || op == PG_ARGMAX;
+}
+
+static partial empty(pg_reduce_op op) {
+  return (partial){is_sum(op) ? 0.0 : is_max(op) ? -INFINITY : INFINITY, 0};
+}
+
+/* a then b; NaN beats every number and the earlier of equals stays. */
+static partial join(pg_reduce_op op, partial a, partial b) {
+  if (is_sum(op)) return (partial){a.value + b.value, 0};
+  if (isnan(a.value)) return a;
+  bool better = isnan(b.value) || (is_max(op) ? b.value > a.value : b.value < a.value);
+  return better ? b : a;
+}
+
+static float finish(pg_reduce_op op, partial p, int64_t count) {
+  switch (op) {
+  case PG_MEAN: return (float)(p.value / (double)count);
+  case PG_NORM: return (float)sqrt(p.value);
+  case PG_ARGMAX:
+  case PG_ARGMIN: return (float)p.index;
+  default: return (float)p.value;
+  }
+}
+
+static double sum_run(const float *x, int64_t stride, int64_t n, bool square) {
+  double lane[LANES] = {0};
+  int64_t k = 0;
+  if (stride == 1 && square) {
+    for (; k + LANES <= n; k += LANES)
+      for (int l = 0; l < LANES; l++) lane[l] += (double)x[k + l] * (double)x[k + l];
+  } else if (stride == 1) {
+    for (; k + LANES <= n; k += LANES)
+      for (int l = 0; l < LANES; l++) lane[l] += (double)x[k + l];
+  }
+  for (; k < n; k++) {
+    double value = (double)x[k * stride];
+    lane[k % LANES] += square ? value * value : value;
+  }
+  for (int width = LANES / 2; width; width /= 2)
+    for (int l = 0; l < width; l++) lane[l] += lane[l + width];
+  return lane[0];
+}
+
+/* The extreme of a run and its first position, or those of its first NaN. */
+static partial extreme_run(const float *x, int64_t stride, int64_t n, bool max, bool locate) {
+  float best = max ? -INFINITY : INFINITY;
+  bool nan = false;
+  if (stride == 1) {
+    best = max ? pg_max_run(x, n) : pg_min_run(x, n);
+    for (int64_t k = 0; k < n; k++) nan |= x[k] != x[k];
+  } else {
+    for (int64_t k = 0; k < n; k++) {
+      float value = x[k * stride];
+      best = (max ? value > best : value < best) ? value : best;
+      nan |= value != value;
+    }
+  }
+  partial p = {nan ? NAN : best, 0};
+  if (locate)
+    while (p.index < n - 1 && !(nan ? isnan(x[p.index * stride]) : x[p.index * stride] == best))
+      p.index++;
+  return p;
+}
+
+static partial reduce_run(pg_reduce_op op, const float *x, int64_t stride, int64_t n) {
+  if (is_sum(op)) return (partial){sum_run(x, stride, n, op == PG_NORM), 0};
+  return extreme_run(x, stride, n, is_max(op), op == PG_ARGMAX || op == PG_ARGMIN);
+}
+
+static void along_rows(pg_queue *q, pg_reduce_op op, pg_view a, int64_t rows, int64_t columns,
+                       float *out) {
+#pragma omp parallel for num_threads(pg_team(q, rows *columns)) schedule(static)
+  for (int64_t i = 0; i < rows; i++)
+    out[i] =
+        finish(op, reduce_run(op, a.data + i * a.row_stride, a.column_stride, columns), columns);
+}
+
+/* Rows [i0,i1) of columns [j0,j1) into p[j - j0]. */
+static void column_block(pg_reduce_op op, pg_view a, int64_t i0, int64_t i1, int64_t j0, int64_t j1,
+                         partial *p) {
+  for (int64_t j = j0; j < j1; j++) p[j - j0] = empty(op);
+  for (int64_t i = i0; i < i1; i++) {
+    const float *x = a.data + i * a.row_stride;
+    if (is_sum(op)) {
+      bool square = op == PG_NORM;
+      for (int64_t j = j0; j < j1; j++) {
+        double value = (double)x[j * a.column_stride];
+        p[j - j0].value += square ? value * value : value;
+      }
+    } else {
+      for (int64_t j = j0; j < j1; j++)
+        p[j - j0] = join(op, p[j - j0], (partial){(double)x[j * a.column_stride], i});
+    }
+  }
+}
+
+static int along_columns(pg_queue *q, pg_reduce_op op, pg_view a, int64_t rows, int64_t columns,
+                         float *out) {
+  int64_t size = pg_max64(MIN_ROWS, (rows + MAX_BLOCKS - 1) / MAX_BLOCKS);
+  int64_t blocks = (rows + size - 1) / size, groups = (columns + COLUMNS - 1) / COLUMNS;
+  partial *partials = malloc((size_t)(blocks * columns) * sizeof *partials + 1);
+  if (!partials) return pg_refuse(q, "no memory to reduce %lld columns", (long long)columns);
+#pragma omp parallel for num_threads(pg_team(q, rows *columns)) schedule(dynamic)
+  for (int64_t t = 0; t < blocks * groups; t++) {
+    int64_t b = t / groups, j0 = t % groups * COLUMNS;
+    column_block(op, a, b * size, pg_min64(rows, (b + 1) * size), j0,
+                 pg_min64(columns, j0 + COLUMNS), partials + b * columns + j0);
+  }
+  for (int64_t j = 0; j < columns; j++) {
+    partial p = empty(op);
+    for (int64_t b = 0; b < blocks; b++) p = join(op, p, partials[b * columns + j]);
+    out[j] = finish(op, p, rows);
+  }
+  free(partials);
+  return 0;
+}
+
+static int everything(pg_queue *q, pg_reduce_op op, pg_view a, int64_t rows, int64_t columns,
+                      float *out) {
+  int64_t count = rows * columns;
+  /* A column or a matrix without gaps is one long row. */
+  if (columns == 1) a.column_stride = a.row_stride;
+  if (columns == 1 || (a.column_stride == 1 && a.row_stride == columns)) {
+    columns = count;
+    rows = count ? 1 : 0;
+  }
+  int64_t runs = (columns + RUN - 1) / RUN;
+  partial *partials = malloc((size_t)(rows * runs) * sizeof *partials + 1);
+  if (!partials) return pg_refuse(q, "no memory to reduce %lld elements", (long long)count);
+#pragma omp parallel for num_threads(pg_team(q, count)) schedule(static)
+  for (int64_t t = 0; t < rows * runs; t++) {
+    int64_t i = t / runs, j = t % runs * RUN;
+    partials[t] = reduce_run(op, a.data + i * a.row_stride + j * a.column_stride, a.column_stride,
+                             pg_min64(RUN, columns - j));
+    partials[t].index += i * columns + j;
+  }
+  partial p = empty(op);
+  for (int64_t t = 0; t < rows * runs; t++) p = join(op, p, partials[t]);
+  *out = finish(op, p, count);
+  free(partials);
+  return 0;
+}
+
+int PG_CPU(reduce)(pg_queue *q, pg_reduce_op op, pg_view a, int64_t rows, int64_t columns, int axis,
+                   float *out) {
+  if (axis < 0) return everything(q, op, a, rows, columns, out);
+  if (axis == 0 && a.row_stride == 1 && a.column_stride != 1) {
+    /* A transposed view: its columns are runs. */
+    along_rows(q, op, (pg_view){a.data, a.column_stride, a.row_stride}, columns, rows, out);
+    return 0;
+  }
+  if (axis == 0) return along_columns(q, op, a, rows, columns, out);
+  along_rows(q, op, a, rows, columns, out);
+  return 0;
+}
