@@ -47,7 +47,7 @@ static int read_at(pg_context *ctx, int fd, const char *path, int64_t offset, vo
 
 int pg_file_pread(pg_context *ctx, int fd, const char *path, int64_t offset, void *data,
                   size_t size) {
-  size_t got;
+  size_t got = 0;
   const int status = read_at(ctx, fd, path, offset, data, size, &got);
   if (status == 0 && got < size)
     return pg_fail(ctx, PG_EFORMAT, "'%s' is truncated: it ends at byte %lld, before byte %lld",
@@ -300,7 +300,7 @@ int pg_file_sha256(pg_context *ctx, const char *path, char hex[65]) {
   enum { BUFFER = 1 << 20 };
   int fd = -1, status;
   int64_t length, offset = 0;
-  size_t got;
+  size_t got = 0;
   unsigned char digest[32];
   EVP_MD_CTX *hash = EVP_MD_CTX_new();
   char *buffer = malloc(BUFFER);
