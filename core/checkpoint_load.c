@@ -182,8 +182,8 @@ int pg_checkpoint_load(pg_run *run, const char *path, const pg_checkpoint_load_o
   char file[PG__PATH_MAX];
   json_t *state = NULL;
   pg_safetensors *slots = NULL;
-  int64_t updates, tokens;
-  pg_loader_state l;
+  int64_t updates = 0, tokens = 0;
+  pg_loader_state l = {0};
   int status;
   if (!options) options = &everything;
   if (host_state) *host_state = NULL;

@@ -283,7 +283,7 @@ TEST(resume_is_exact) {
     open_trial(&second, heads[h], 4);
     char *host = NULL;
     MUST(pg_checkpoint_load(second.run, path, NULL, &host));
-    CHECK(host && strcmp(host, "{\"a\":[1]}") == 0, "%s", host);
+    CHECK(host && strcmp(host, "{\"a\": [1]}") == 0, "%s", host);
     free(host);
     CHECK(pg_run_updates(second.run) == 7);
     for (int i = 7; i < 13; i++) {
