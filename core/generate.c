@@ -24,8 +24,8 @@ static double uniform(uint64_t seed, uint64_t index) {
   return (double)(((uint64_t)words[0] << 32 | words[1]) >> 11) * 0x1p-53;
 }
 
-/* One of choices[count] by its probability at the temperature.
- * Weights are relative to the largest, so no exponential overflows. */
+/* One of choices[count], by its probability at the temperature. `top` is the largest logit: weights
+ * are relative to it, so that no exponential overflows. */
 static int32_t draw(const choice *choices, int64_t count, float top, double temperature, double u) {
   double total = 0, sum = 0;
   for (int64_t i = 0; i < count; i++) total += exp(((double)choices[i].logit - top) / temperature);

@@ -40,8 +40,8 @@ int pg_model_config_preset(pg_context *ctx, const char *name, pg_model_config *c
                  name);
 }
 
-/* One bound per size keeps every product of two sizes within 64 bits; products of more are checked
- * where they are formed. */
+/* With these bounds a model has below 2^59 weights, so that 16 bytes for each (value, gradient, two
+ * slots) are still counted in 64 bits. What fits the machine is for the allocation to say. */
 #define MAX_LAYERS 4096
 #define MAX_SIZE 1048576
 #define MAX_MLP 16777216
@@ -84,14 +84,6 @@ int pg_model_config_resolve(pg_context *ctx, pg_model_config *config) {
     if (!(c.init_std[role] >= 0 && c.init_std[role] <= 1e6))
       return pg_fail(ctx, PG_EINVAL, "model.init_std of the %s is %g; allowed: 0 to 1e6",
                      pg_role_name((pg_role)role), c.init_std[role]);
-  /* Sixteen bytes a weight (value, gradient, two slots) must be countable. */
-  if (pg_model_config_weights(&c) > INT64_MAX / 16)
-    return pg_fail(
-        ctx, PG_EINVAL,
-        "a model of %lld layers, width %lld, %lld heads of %lld, mlp %lld and vocab %lld "
-        "has more weights than 64 bits can address; make it smaller",
-        (long long)c.layers, (long long)c.width, (long long)c.heads, (long long)c.head_dim,
-        (long long)c.mlp, (long long)c.vocab);
   *config = c;
   return 0;
 fail:
