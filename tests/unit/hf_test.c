@@ -1,0 +1,99 @@
+/* A checkpoint gives the same logits in Hugging Face's Qwen3ForCausalLM: writes one with random
+ * weights and lets tests/hf_compare.py compare. PG_PYTHON names a Python that has transformers and
+ * torch; without them the comparison is skipped. */
+#include "model_support.h"
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void write_config(const char *folder, const pg_model_config *c) {
+  char path[128];
+  snprintf(path, sizeof path, "%s/config.json", folder);
+  FILE *file = fopen(path, "w");
+  if (!file) abort();
+  fprintf(file,
+          "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\",\n"
+          " \"hidden_size\": %lld, \"num_hidden_layers\": %lld, \"num_attention_heads\": %lld,\n"
+          " \"num_key_value_heads\": %lld, \"head_dim\": %lld, \"intermediate_size\": %lld,\n"
+          " \"vocab_size\": %lld, \"max_position_embeddings\": %lld, \"rms_norm_eps\": %.17g,\n"
+          " \"rope_theta\": %.17g,\n"
+          " \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": %.17g},\n"
+          " \"attention_bias\": false, \"tie_word_embeddings\": false, \"hidden_act\": \"silu\",\n"
+          " \"torch_dtype\": \"float32\"}\n",
+          (long long)c->width, (long long)c->layers, (long long)c->heads, (long long)c->heads,
+          (long long)c->head_dim, (long long)c->mlp, (long long)c->vocab, (long long)c->context,
+          c->norm_eps, c->rope_base, c->rope_base);
+  fclose(file);
+}
+
+static void write_logits(const char *folder, const pg_model *model, int64_t time) {
+  pg_context *ctx = pg_model_context(model);
+  const pg_model_config *c = pg_model_get_config(model);
+  pg_activations *a;
+  const float *hidden;
+  char path[128];
+  int32_t *tokens = make_ids(time, c->vocab, 1);
+  float *logits = malloc((size_t)c->vocab * sizeof *logits);
+  snprintf(path, sizeof path, "%s/logits.json", folder);
+  FILE *file = fopen(path, "w");
+  if (!file || !logits) abort();
+  MUST(ctx, pg_activations_new(ctx, c, 1, time, false, &a));
+  MUST(ctx, pg_model_forward(model, a, tokens, 1, time, &hidden));
+  fprintf(file, "{\"tokens\": [");
+  for (int64_t t = 0; t < time; t++) fprintf(file, "%s%d", t ? "," : "", (int)tokens[t]);
+  fprintf(file, "], \"logits\": [");
+  for (int64_t t = 0; t < time; t++) {
+    MUST(ctx, pg_head_logits(model, a, t, logits));
+    for (int64_t v = 0; v < c->vocab; v++)
+      fprintf(file, "%s%.9g", v ? "," : t ? ",\n[" : "[", (double)logits[v]);
+    fprintf(file, "]");
+  }
+  fprintf(file, "]}\n");
+  fclose(file);
+  free(logits);
+  free(tokens);
+  pg_activations_free(a);
+}
+
+static int skipped;
+
+static void compare(const shape *s) {
+  static const char *const files[] = {"config.json", "model.safetensors", "logits.json"};
+  char folder[] = "/tmp/perigee-XXXXXX", path[128], command[512];
+  const char *python = getenv("PG_PYTHON");
+  pg_context *ctx = open_context(1);
+  pg_model_config c = make_config(s);
+  pg_model *model = make_model(ctx, &c, 21);
+  if (!mkdtemp(folder)) abort();
+  snprintf(path, sizeof path, "%s/model.safetensors", folder);
+  MUST(ctx, pg_model_save(model, path));
+  write_config(folder, &c);
+  write_logits(folder, model, s->time);
+  /* Twice the forward's bar of model_gradient_test.c, since both sides round, and 64 positions
+   * times half a unit for their fp32 angles. */
+  double bar = 4 * (11 * (double)c.layers + 3) * UNIT_ROUNDOFF + 64 * UNIT_ROUNDOFF;
+  snprintf(command, sizeof command, "'%s' '%s' '%s' '%s/logits.json' %.3g",
+           python ? python : "python3", PG_TEST_DIR "/hf_compare.py", folder, folder, bar);
+  fflush(stdout);
+  int status = system(command);
+  int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  CHECK(code == 0 || code == 77, "hf_compare.py ended with %d", code);
+  skipped += code == 77;
+  for (size_t i = 0; i < PG_COUNT(files); i++) {
+    snprintf(path, sizeof path, "%s/%s", folder, files[i]);
+    unlink(path);
+  }
+  rmdir(folder);
+  pg_model_free(model);
+  pg_context_free(ctx);
+}
+
+TEST(a_checkpoint_has_the_same_logits_in_transformers) {
+  static const shape shapes[] = {{2, 64, 4, 16, 128, 97, 1, 64}, {3, 48, 2, 64, 100, 211, 1, 37}};
+  for (size_t i = 0; i < PG_COUNT(shapes) && !skipped; i++) compare(&shapes[i]);
+}
+
+int main(void) {
+  RUN(a_checkpoint_has_the_same_logits_in_transformers);
+  if (skipped) printf("skipped: transformers is not installed\n");
+  return unit_report();
+}
