@@ -50,27 +50,15 @@ int pg__open_regular(pg_context *ctx, const char *path, int *fd, int64_t *size);
 /* malloc'ed folder part of a path: "." for a bare name. NULL when out of memory. */
 char *pg__parent(const char *path);
 
-/* Kernels run with denormals flushed to zero (float_mode.c): begin sets this thread and its OpenMP
- * workers and returns what this thread had, end gives that back to it. `denormals`: kept. */
-uint64_t pg__float_begin(const pg_context *ctx, bool denormals);
-void pg__float_end(uint64_t saved);
-
 /* PG_LAUNCH(ctx, gemm, &g): call a kernel of the context's backend, jump to `fail` with `status`
- * set when it fails. PG_LAUNCH_EXACT is the same with denormals kept: geometry, copies. PG_TRY
- * does the same for any call that returns a status. All expect `int status` in scope. */
+ * set when it fails. PG_TRY does the same for any call that returns a status. Both expect
+ * `int status` in scope. */
 #define PG_TRY(call)                                                                               \
   do {                                                                                             \
     if ((status = (call)) < 0) goto fail;                                                          \
   } while (0)
-#define PG_LAUNCH_MODE_(ctx, denormals, op, ...)                                                   \
-  do {                                                                                             \
-    const uint64_t pg__saved = pg__float_begin((ctx), (denormals));                                \
-    const int pg__result = (ctx)->kernels->op((ctx)->queue, __VA_ARGS__);                          \
-    pg__float_end(pg__saved);                                                                      \
-    PG_TRY(pg__kernel_status((ctx), pg__result, #op));                                             \
-  } while (0)
-#define PG_LAUNCH(ctx, op, ...) PG_LAUNCH_MODE_(ctx, false, op, __VA_ARGS__)
-#define PG_LAUNCH_EXACT(ctx, op, ...) PG_LAUNCH_MODE_(ctx, true, op, __VA_ARGS__)
+#define PG_LAUNCH(ctx, op, ...)                                                                    \
+  PG_TRY(pg__kernel_status((ctx), (ctx)->kernels->op((ctx)->queue, __VA_ARGS__), #op))
 
 #define PG_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -196,14 +196,21 @@ static int64_t contiguous_run(const pg_tensor *t, int *outer) {
   return run;
 }
 
-/* Element offset of block `index` in row-major order over the leading `outer` dimensions. */
-static int64_t block_offset(const pg_tensor *t, int outer, int64_t index) {
-  int64_t offset = 0;
-  for (int i = outer - 1; i >= 0; i--) {
-    offset += index % t->shape[i] * t->stride[i];
-    index /= t->shape[i];
+/* Walks the blocks of a tensor in row-major order of its leading `outer` dimensions; `offset` is
+ * the element offset of the present block. */
+typedef struct walk {
+  const pg_tensor *tensor;
+  int outer;
+  int64_t offset, index[PG_MAX_DIMS];
+} walk;
+
+static void walk_next(walk *w) {
+  for (int i = w->outer - 1; i >= 0; i--) {
+    w->offset += w->tensor->stride[i];
+    if (++w->index[i] < w->tensor->shape[i]) return;
+    w->offset -= w->index[i] * w->tensor->stride[i];
+    w->index[i] = 0;
   }
-  return offset;
 }
 
 /* Smallest and one past the largest element offset of a tensor with elements. */
@@ -233,9 +240,10 @@ int pg_tensor_read(const pg_tensor *t, void *host) {
   const int64_t run = contiguous_run(t, &outer), blocks = elements / run;
   const size_t block = (size_t)run * unit;
   if (blocks == 1 || block >= BLOCK_BYTES) {
-    for (int64_t b = 0; b < blocks; b++)
+    walk w = {.tensor = t, .outer = outer};
+    for (int64_t b = 0; b < blocks; b++, walk_next(&w))
       PG_LAUNCH(ctx, download, (char *)host + (size_t)b * block,
-                (const char *)t->data + block_offset(t, outer, b) * (int64_t)unit, block);
+                (const char *)t->data + w.offset * (int64_t)unit, block);
     return 0;
   }
   int64_t low, high;
@@ -247,9 +255,9 @@ int pg_tensor_read(const pg_tensor *t, void *host) {
   }
   PG_LAUNCH(ctx, download, all, (const char *)t->data + low * (int64_t)unit,
             (size_t)(high - low) * unit);
-  for (int64_t b = 0; b < blocks; b++)
-    memcpy((char *)host + (size_t)b * block, all + (size_t)(block_offset(t, outer, b) - low) * unit,
-           block);
+  walk w = {.tensor = t, .outer = outer};
+  for (int64_t b = 0; b < blocks; b++, walk_next(&w))
+    memcpy((char *)host + (size_t)b * block, all + (size_t)(w.offset - low) * unit, block);
   status = 0;
 fail:
   free(all);
@@ -276,8 +284,9 @@ int pg_tensor_write(pg_tensor *t, const void *host) {
   const int64_t run = contiguous_run(t, &outer), blocks = elements / run;
   const size_t block = (size_t)run * unit;
   if (blocks == 1 || block >= BLOCK_BYTES) {
-    for (int64_t b = 0; b < blocks; b++)
-      PG_LAUNCH(ctx, upload, (char *)t->data + block_offset(t, outer, b) * (int64_t)unit,
+    walk w = {.tensor = t, .outer = outer};
+    for (int64_t b = 0; b < blocks; b++, walk_next(&w))
+      PG_LAUNCH(ctx, upload, (char *)t->data + w.offset * (int64_t)unit,
                 (const char *)host + (size_t)b * block, block);
     return 0;
   }
@@ -292,9 +301,9 @@ int pg_tensor_write(pg_tensor *t, const void *host) {
     goto fail;
   }
   PG_LAUNCH(ctx, download, all, device, bytes);
-  for (int64_t b = 0; b < blocks; b++)
-    memcpy(all + (size_t)(block_offset(t, outer, b) - low) * unit,
-           (const char *)host + (size_t)b * block, block);
+  walk w = {.tensor = t, .outer = outer};
+  for (int64_t b = 0; b < blocks; b++, walk_next(&w))
+    memcpy(all + (size_t)(w.offset - low) * unit, (const char *)host + (size_t)b * block, block);
   PG_LAUNCH(ctx, upload, device, all, bytes);
   status = 0;
 fail:
@@ -323,7 +332,8 @@ bool pg__tensor_same_view(const pg_tensor *a, const pg_tensor *b) {
   return true;
 }
 
-/* Through host memory: any type, strides and overlap. */
+/* Through host memory: any type, strides and overlap, to the last bit (element-wise kernels would
+ * flush denormals). */
 static int copy_by_host(pg_tensor *to, const pg_tensor *from) {
   int status;
   const size_t bytes = (size_t)pg_tensor_elements(from) * pg_dtype_size(from->dtype);
@@ -358,20 +368,12 @@ int pg_tensor_copy(pg_tensor *to, const pg_tensor *from) {
   int outer_to, outer_from;
   const int64_t run = pg__min(contiguous_run(to, &outer_to), contiguous_run(from, &outer_from));
   const size_t unit = pg_dtype_size(to->dtype), block = (size_t)run * unit;
-  if (run == elements || block >= BLOCK_BYTES) {
-    const int outer = outer_to > outer_from ? outer_to : outer_from;
-    for (int64_t b = 0; b < elements / run; b++)
-      PG_LAUNCH(ctx, copy, (char *)to->data + block_offset(to, outer, b) * (int64_t)unit,
-                (const char *)from->data + block_offset(from, outer, b) * (int64_t)unit, block);
-    return 0;
-  }
-  if (to->dtype != PG_F32 || to->ndim > 2) return copy_by_host(to, from);
-  /* x * 1 is x for every number, with denormals kept. */
-  const int n = to->ndim;
-  const int64_t rows = n == 2 ? to->shape[0] : 1, columns = to->shape[n - 1];
-  const pg_view source = {from->data, n == 2 ? from->stride[0] : 0, from->stride[n - 1]};
-  const pg_view target = {to->data, n == 2 ? to->stride[0] : 0, to->stride[n - 1]};
-  PG_LAUNCH_EXACT(ctx, scalar, PG_MUL, source, 1.0, false, rows, columns, target);
+  if (run < elements && block < BLOCK_BYTES) return copy_by_host(to, from);
+  const int outer = outer_to > outer_from ? outer_to : outer_from;
+  walk place = {.tensor = to, .outer = outer}, source = {.tensor = from, .outer = outer};
+  for (int64_t b = 0; b < elements / run; b++, walk_next(&place), walk_next(&source))
+    PG_LAUNCH(ctx, copy, (char *)to->data + place.offset * (int64_t)unit,
+              (const char *)from->data + source.offset * (int64_t)unit, block);
   return 0;
 fail:
   return status;

@@ -355,12 +355,13 @@ int pg_tensor_fill(pg_tensor *t, double value) {
     PG_LAUNCH(ctx, zero, t->data, (size_t)(rows * columns) * sizeof(float));
     return 0;
   }
-  /* One element, stretched over the whole and copied as x * 1, which keeps any value. */
+  /* One element, stretched over the whole and copied as x * 1: any value but a denormal, which
+   * element-wise kernels take as zero. */
   const float number = (float)value;
   PG_TRY(pg_tensor_new(ctx, PG_F32, 0, NULL, &one));
   PG_TRY(pg_tensor_write(one, &number));
-  PG_LAUNCH_EXACT(ctx, scalar, PG_MUL, stretch(one, rows, columns), 1.0, false, rows, columns,
-                  stretch(t, rows, columns));
+  PG_LAUNCH(ctx, scalar, PG_MUL, stretch(one, rows, columns), 1.0, false, rows, columns,
+            stretch(t, rows, columns));
 fail:
   pg_tensor_free(one);
   return status;
