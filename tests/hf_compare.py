@@ -5,8 +5,8 @@ usage: hf_compare.py CHECKPOINT LOGITS.json [BAR]
 
 LOGITS.json holds {"tokens": [T ids], "logits": [T][V]} as Perigee computed them. Prints the worst
 relative error ||ours - theirs|| / ||theirs|| over all positions and the largest difference. Exit
-codes: 0 within BAR (default 1e-5: roundings of two
-fp32 passes and fp32 angles up to 64 positions), 1 not, 77 transformers or torch is not installed.
+codes: 0 within BAR (default 1e-5: roundings of two fp32 passes and fp32 angles up to 64 positions),
+1 not, 77 transformers or torch is not installed.
 """
 import json
 import sys
