@@ -1,0 +1,201 @@
+/* What the binding files share. Each userdata is made in one order: create it empty, set its
+ * metatable, acquire the resource, so that an error at any point leaves an object that the
+ * collector can free. A binding checks, converts, calls and returns. Misuse raises an error;
+ * failures of the world return nil, "NAME: text", "NAME".
+ *
+ * Lifetimes. Lua finalises in any order, so parents and children are tied together in C: a
+ * pgl_object is counted twice. `users` need its resource (its own userdata until it is closed,
+ * and children such as a context's tensors); `references` need only the struct, to see whether it
+ * was closed. close() marks the object at once and frees the resource when the last user is gone.
+ */
+#ifndef PGL_BIND_H
+#define PGL_BIND_H
+
+#include "../../core/internal.h"
+#include "../../core/json.h"
+#include "../../core/perigee.h"
+#include <lauxlib.h>
+#include <lua.h>
+
+/* ---- objects (object.c) ---------------------------------------------------------------- */
+typedef struct pgl_object pgl_object;
+
+typedef struct pgl_kind {
+  const char *type; /* name of the metatable, "perigee.model" */
+  const char *name; /* in messages, "model" */
+  int uservalues;
+  void (*release)(pgl_object *o); /* frees o->resource, which is not NULL */
+} pgl_kind;
+
+struct pgl_object {
+  const pgl_kind *kind;
+  pgl_object *parent; /* used until the resource is released, referenced until freed; or NULL */
+  void *resource;
+  int64_t references, users;
+  bool closed; /* by close(); any use raises from then on */
+};
+
+extern const pgl_kind pgl_context_kind, pgl_model_kind, pgl_run_kind, pgl_panel_kind,
+    pgl_optimizer_kind, pgl_tokenizer_kind, pgl_metrics_kind;
+
+/* Push a userdata of this kind with an object without resource, child of `parent` (may be NULL,
+ * else its userdata is on the stack). The caller stores into ->resource. */
+pgl_object *pgl_new(lua_State *L, const pgl_kind *kind, pgl_object *parent);
+/* The object at `arg`; raises unless it is of this kind and neither it nor a parent is closed. */
+pgl_object *pgl_check(lua_State *L, int arg, const pgl_kind *kind);
+/* Raise when o or a parent is closed; `what` names the thing that was used. */
+void pgl_check_open(lua_State *L, const pgl_object *o, const char *what);
+void pgl_hold(pgl_object *o); /* one more user and reference */
+void pgl_drop(pgl_object *o);
+void pgl_watch(pgl_object *o); /* one more reference */
+void pgl_unwatch(pgl_object *o);
+/* The context at the root of o's parents, as an object and itself. */
+pgl_object *pgl_root(pgl_object *o);
+pg_context *pgl_context(pgl_object *o);
+/* Make the metatable of a kind: close, __gc, __close, __tostring and the methods. */
+void pgl_define(lua_State *L, const pgl_kind *kind, const luaL_Reg *methods);
+
+/* Push an empty box for a C resource that must survive errors; set *box to acquire. pgl_disown
+ * releases it now. */
+void **pgl_own(lua_State *L, void (*release)(void *resource));
+void pgl_disown(void **box);
+
+/* ---- failures and arguments (args.c) ---------------------------------------------------- */
+/* Return pgl_fail(L, ctx, status): raises for PG_EINVAL and PG_ESTATE, else nil, text, name. */
+int pgl_fail(lua_State *L, pg_context *ctx, int status);
+int pgl_fail_text(lua_State *L, int status, const char *text);
+/* nil, text, name from errno after an operation on `path`. */
+int pgl_fail_errno(lua_State *L, int error, const char *what, const char *path);
+/* A context for core functions that only leave messages: no device, no memory accounts. */
+void pgl_scratch(struct pg_context *ctx);
+
+/* Push a short description of a value for messages: `number 3`, `string "x"`, `nil`, `table`. */
+const char *pgl_describe(lua_State *L, int index);
+/* Positional arguments, strict: no conversion between strings and numbers. */
+double pgl_number(lua_State *L, int arg, const char *name);
+int64_t pgl_integer(lua_State *L, int arg, const char *name, int64_t min, int64_t max);
+bool pgl_boolean(lua_State *L, int arg, const char *name);
+const char *pgl_string(lua_State *L, int arg, const char *name); /* without zero bytes */
+const char *pgl_bytes(lua_State *L, int arg, const char *name, size_t *size);
+
+/* Option tables. `what` names the table in messages. The getters answer whether the key is there
+ * and leave *value alone when it is not; strings live as long as the table. */
+void pgl_table(lua_State *L, int index, const char *what, const char *const *keys);
+bool pgl_raw(lua_State *L, int index, const char *key); /* pushes the value, nothing when nil */
+bool pgl_get_number(lua_State *L, int index, const char *what, const char *key, double *value);
+bool pgl_get_integer(lua_State *L, int index, const char *what, const char *key, int64_t min,
+                     int64_t max, int64_t *value);
+bool pgl_get_boolean(lua_State *L, int index, const char *what, const char *key, bool *value);
+bool pgl_get_string(lua_State *L, int index, const char *what, const char *key, const char **value);
+void pgl_need(lua_State *L, bool found, const char *what, const char *key);
+/* Set fields of the table at the top. */
+void pgl_set_number(lua_State *L, const char *key, double value);
+void pgl_set_integer(lua_State *L, const char *key, int64_t value);
+void pgl_set_string(lua_State *L, const char *key, const char *value);
+void pgl_set_boolean(lua_State *L, const char *key, bool value);
+
+/* ---- tensors (tensor.c) ----------------------------------------------------------------- */
+#define PGL_TENSOR "perigee.tensor"
+typedef struct pgl_tensor {
+  pg_tensor *tensor;
+  pgl_object *context; /* used */
+  pgl_object *owner;   /* referenced: the model or run whose memory this shows; or NULL */
+} pgl_tensor;
+/* Push an empty tensor. Call pgl_tensor_bind before filling ->tensor. */
+pgl_tensor *pgl_push_tensor(lua_State *L);
+void pgl_tensor_bind(pgl_tensor *t, pgl_object *context, pgl_object *owner);
+/* Tell the collector about a tensor just made; the last step of a binding, since finalisers may
+ * run. */
+void pgl_tensor_made(lua_State *L, const pgl_tensor *t);
+pgl_tensor *pgl_check_tensor(lua_State *L, int arg);
+pgl_tensor *pgl_test_tensor(lua_State *L, int arg); /* NULL when it is something else */
+/* Push a view of all of t, or nil when t is NULL. */
+int pgl_push_view(lua_State *L, const pg_tensor *t, pgl_object *context, pgl_object *owner);
+/* "[4, 3]", pushed. */
+const char *pgl_push_shape(lua_State *L, const pg_tensor *t);
+int pgl_tensor_close(lua_State *L);    /* close(), __gc and __close */
+void pgl_open_tensor(lua_State *L);    /* metatable, and constructors into the table at top */
+void pgl_tensor_methods(lua_State *L); /* tensor_methods.c: into the metatable at the top */
+/* tensor_access.c: methods into the table at the top, which becomes __index of the metatable below
+ */
+void pgl_tensor_access(lua_State *L);
+
+/* ---- models and runs --------------------------------------------------------------------- */
+typedef struct pgl_model {
+  pg_model *model;
+  pg_activations *generation; /* one sequence, made by the first core.generate */
+  pgl_object *run;            /* the run whose gradients hang on the parameters; not counted */
+} pgl_model;
+#define PGL_PARAMETER "perigee.parameter"
+typedef struct pgl_parameter {
+  pgl_object *model; /* used */
+  pg_parameter *parameter;
+} pgl_parameter;
+pgl_parameter *pgl_check_parameter(lua_State *L, int arg);
+/* Push the parameter's userdata from the list that the model's userdata at `model` keeps. */
+void pgl_push_parameter(lua_State *L, int model, const pg_parameter *p);
+void pgl_push_config(lua_State *L, const pg_model_config *config);
+void pgl_open_model(lua_State *L);
+
+typedef struct pgl_run {
+  pg_run *run;
+  char *data, *val; /* folder and glob of the validation shards */
+  int64_t micro;
+  bool busy;               /* inside a step: Lua optimizers may be running */
+  pgl_object **optimizers; /* used: descriptors outlive the run */
+  size_t optimizer_count;
+} pgl_run;
+/* A step in progress. Lua-defined optimizers find their state and their run here. */
+typedef struct pgl_frame {
+  lua_State *L;
+  pgl_object *run;
+  bool failed; /* the error object is at PGL_FRAME_ERROR of the frame's function */
+  struct pgl_frame *previous;
+} pgl_frame;
+enum { PGL_FRAME_RUN = 1, PGL_FRAME_MODEL = 2, PGL_FRAME_ERROR = 3 }; /* stack of run:step */
+extern _Thread_local pgl_frame *pgl_frames;
+/* The run at `arg`, which must not be inside a step. */
+pgl_object *pgl_check_run(lua_State *L, int arg, const char *method);
+int pgl_run_validate(lua_State *L); /* methods in geometry.c */
+int pgl_run_panel(lua_State *L);
+int pgl_run_hilbert(lua_State *L);
+void pgl_open_run(lua_State *L);
+
+/* ---- optimizers (optimizer.c) ------------------------------------------------------------ */
+typedef struct pgl_optimizer {
+  const pg_optimizer *descriptor; /* a registered one, or &own */
+  pg_optimizer own;
+  pg_hyper hypers[PG_MAX_HYPERS];
+  pg_slot slots[PG_MAX_SLOTS];
+} pgl_optimizer;
+/* Overwrite the values named in the table at `index`; raises for unknown names and wrong kinds. */
+void pgl_read_hypers(lua_State *L, int index, const pg_optimizer *o, double values[PG_MAX_HYPERS]);
+void pgl_push_hyper(lua_State *L, const pg_hyper *hyper, const double *value);
+int pgl_host_increment(const pg_increment_group *group, void *self); /* optimizer_host.c */
+int pgl_define_optimizer(lua_State *L);
+void pgl_open_optimizer(lua_State *L);
+
+/* ---- JSON (json.c) ------------------------------------------------------------------------ */
+/* The value at `index` as JSON into *box (a box of pgl_own with release pgl_json_release). */
+void pgl_json_build(lua_State *L, int index, void **box);
+void pgl_json_release(void *value);
+void pgl_json_push(lua_State *L, const json_t *value);
+void pgl_open_json(lua_State *L);
+
+/* ---- the rest: each adds its functions to the table at the top ------------------------------ */
+void pgl_open_context(lua_State *L);
+void pgl_open_data(lua_State *L);
+void pgl_open_tokenizer(lua_State *L);
+void pgl_open_geometry(lua_State *L);
+void pgl_open_metrics(lua_State *L);
+void pgl_open_files(lua_State *L);
+void pgl_open_signals(lua_State *L);
+void pgl_open_system(lua_State *L);
+/* A context is about to be freed: signals must not cancel it any more. */
+void pgl_signals_forget(pg_context *ctx);
+/* "avx512" for the kernels of this context. */
+const char *pgl_cpu_level(const pg_context *ctx);
+
+__attribute__((visibility("default"))) int luaopen_perigee_core(lua_State *L);
+
+#endif

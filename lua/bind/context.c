@@ -1,0 +1,107 @@
+/* core.context: a device with its kernels, queue and accounts. */
+#include "bind.h"
+#include <limits.h>
+#include <string.h>
+
+static void release_context(pgl_object *o) {
+  pgl_signals_forget(o->resource);
+  pg_context_free(o->resource);
+}
+
+const pgl_kind pgl_context_kind = {"perigee.context", "context", 0, release_context};
+
+static pg_context *check_context(lua_State *L) {
+  return pgl_check(L, 1, &pgl_context_kind)->resource;
+}
+
+/* core.context{ device = "auto"|"cpu", threads = n } */
+static int context_new(lua_State *L) {
+  static const char *const keys[] = {"device", "threads", NULL};
+  pg_context_options options = {0};
+  int64_t threads = 0;
+  lua_settop(L, 1);
+  if (!lua_isnil(L, 1)) {
+    pgl_table(L, 1, "context", keys);
+    pgl_get_string(L, 1, "context", "device", &options.device);
+    pgl_get_integer(L, 1, "context", "threads", 0, INT_MAX, &threads);
+  }
+  if (options.device && strcmp(options.device, "auto") == 0) options.device = NULL;
+  options.threads = (int)threads;
+
+  char message[256] = "";
+  pg_context *ctx;
+  pgl_object *o = pgl_new(L, &pgl_context_kind, NULL);
+  int status = pg_context_new(&options, &ctx, message, sizeof message);
+  if (status < 0) return pgl_fail_text(L, status, message);
+  o->resource = ctx;
+  return 1;
+}
+
+static int context_device(lua_State *L) {
+  lua_pushstring(L, pg_context_device(check_context(L)));
+  return 1;
+}
+
+static int context_threads(lua_State *L) {
+  lua_pushinteger(L, pg_context_threads(check_context(L)));
+  return 1;
+}
+
+static int context_bytes(lua_State *L) {
+  lua_pushinteger(L, pg_context_bytes(check_context(L)));
+  return 1;
+}
+
+static int context_peak_bytes(lua_State *L) {
+  lua_pushinteger(L, pg_context_peak_bytes(check_context(L)));
+  return 1;
+}
+
+static int context_live_tensors(lua_State *L) {
+  lua_pushinteger(L, pg_context_live_tensors(check_context(L)));
+  return 1;
+}
+
+const char *pgl_cpu_level(const pg_context *ctx) {
+  static const char *const levels[] = {"avx512", "avx2", "base"};
+  for (size_t i = 0; i < PG_COUNT(levels); i++)
+    if (pg_cpu_kernels(levels[i]) == ctx->kernels) return levels[i];
+  return "unknown";
+}
+
+static int context_cpu_level(lua_State *L) {
+  lua_pushstring(L, pgl_cpu_level(check_context(L)));
+  return 1;
+}
+
+static int context_cancel(lua_State *L) {
+  pg_context_cancel(check_context(L));
+  return 0;
+}
+
+static int context_resume(lua_State *L) {
+  pg_context_resume(check_context(L));
+  return 0;
+}
+
+static int context_cancelled(lua_State *L) {
+  lua_pushboolean(L, pg_context_cancelled(check_context(L)));
+  return 1;
+}
+
+static const luaL_Reg methods[] = {{"device", context_device},
+                                   {"threads", context_threads},
+                                   {"bytes", context_bytes},
+                                   {"peak_bytes", context_peak_bytes},
+                                   {"live_tensors", context_live_tensors},
+                                   {"cpu_level", context_cpu_level},
+                                   {"cancel", context_cancel},
+                                   {"resume", context_resume},
+                                   {"cancelled", context_cancelled},
+                                   {NULL, NULL}};
+static const luaL_Reg functions[] = {{"context", context_new}, {NULL, NULL}};
+
+void pgl_open_context(lua_State *L) {
+  pgl_define(L, &pgl_context_kind, methods);
+  luaL_setfuncs(L, functions, 0);
+}

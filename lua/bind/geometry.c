@@ -1,0 +1,243 @@
+/* Diagnostics: the row diameter, panels, Hilbert RMS and validation, for a run or for a model. */
+#include "bind.h"
+#include <time.h>
+
+static void release_panel(pgl_object *o) {
+  pg_panel_free(o->resource);
+}
+
+const pgl_kind pgl_panel_kind = {"perigee.panel", "panel", 0, release_panel};
+
+/* core.diameter(tensor) -> { value, rows = {i, j} or nil, multiply_adds, seconds } */
+static int diameter(lua_State *L) {
+  pgl_tensor *t = pgl_check_tensor(L, 1);
+  pg_diameter d;
+  int status = pg_geometry_diameter(t->tensor, &d);
+  if (status < 0) return pgl_fail(L, pgl_context(t->context), status);
+  lua_createtable(L, 0, 4);
+  pgl_set_number(L, "value", d.value);
+  pgl_set_number(L, "multiply_adds", d.multiply_adds);
+  pgl_set_number(L, "seconds", d.seconds);
+  if (d.first >= 0) {
+    lua_createtable(L, 2, 0);
+    lua_pushinteger(L, d.first + 1);
+    lua_rawseti(L, -2, 1);
+    lua_pushinteger(L, d.second + 1);
+    lua_rawseti(L, -2, 2);
+    lua_setfield(L, -2, "rows");
+  }
+  return 1;
+}
+
+/* ---- panels ------------------------------------------------------------------------------------
+ */
+static int panel_hash(lua_State *L) {
+  lua_pushstring(L, pg_panel_hash(pgl_check(L, 1, &pgl_panel_kind)->resource));
+  return 1;
+}
+
+static int panel_tokens(lua_State *L) {
+  lua_pushinteger(L, pg_panel_tokens(pgl_check(L, 1, &pgl_panel_kind)->resource));
+  return 1;
+}
+
+/* Sizes of a panel from the table at `index`; tokens is required. */
+static void read_panel_options(lua_State *L, int index, pg_panel_options *options) {
+  bool found = pgl_get_integer(L, index, "panel", "tokens", 1, INT64_MAX, &options->tokens);
+  pgl_need(L, found, "panel", "tokens");
+  pgl_get_integer(L, index, "panel", "ranks", 1, INT64_MAX, &options->ranks);
+  pgl_get_integer(L, index, "panel", "micro", 1, INT64_MAX, &options->micro);
+}
+
+static int push_panel(lua_State *L, pgl_object *context, const char *data, const char *val,
+                      int64_t time, int64_t vocab, const pg_panel_options *options) {
+  pgl_object *o = pgl_new(L, &pgl_panel_kind, context);
+  pg_panel *panel = NULL;
+  int status = pg_panel_new(context->resource, data, val, time, vocab, options, &panel);
+  if (status < 0) return pgl_fail(L, context->resource, status);
+  o->resource = panel;
+  return 1;
+}
+
+/* core.panel(ctx, { data, val, time, vocab, tokens, ranks, micro }) */
+static int panel_new(lua_State *L) {
+  static const char *const keys[] = {"data",   "val",   "time",  "vocab",
+                                     "tokens", "ranks", "micro", NULL};
+  pgl_object *context = pgl_check(L, 1, &pgl_context_kind);
+  const char *data = NULL, *val = "*_val_*.bin";
+  int64_t time = 0, vocab = 0;
+  pg_panel_options options = {0};
+  lua_settop(L, 2);
+  pgl_table(L, 2, "panel", keys);
+  read_panel_options(L, 2, &options);
+  pgl_need(L, pgl_get_string(L, 2, "panel", "data", &data), "panel", "data");
+  pgl_get_string(L, 2, "panel", "val", &val);
+  pgl_need(L, pgl_get_integer(L, 2, "panel", "time", 1, INT64_MAX, &time), "panel", "time");
+  pgl_need(L, pgl_get_integer(L, 2, "panel", "vocab", 2, INT64_MAX, &vocab), "panel", "vocab");
+  return push_panel(L, context, data, val, time, vocab, &options);
+}
+
+/* run:panel{ tokens, ranks, micro } */
+int pgl_run_panel(lua_State *L) {
+  static const char *const keys[] = {"tokens", "ranks", "micro", NULL};
+  pgl_object *o = pgl_check_run(L, 1, "panel");
+  pgl_run *r = o->resource;
+  const pg_model_config *config = pg_model_get_config(pg_run_model(r->run));
+  pg_panel_options options = {0};
+  lua_settop(L, 2);
+  pgl_table(L, 2, "panel", keys);
+  read_panel_options(L, 2, &options);
+  return push_panel(L, pgl_root(o), r->data, r->val, config->context, config->vocab, &options);
+}
+
+/* ---- Hilbert RMS
+ * --------------------------------------------------------------------------------- */
+/* Evaluate and push rms and, when asked for, the list of ranges. */
+static int push_hilbert(lua_State *L, const pg_model *model, pg_activations *a,
+                        const pg_panel *panel, const pg_tensor *matrix, float *ranges) {
+  double rms = 0;
+  int status = pg_hilbert(model, a, panel, matrix, &rms, ranges);
+  if (status < 0) return pgl_fail(L, pg_model_context(model), status);
+  const int64_t tokens = pg_panel_tokens(panel);
+  lua_pushnumber(L, rms);
+  if (!ranges) return 1;
+  lua_createtable(L, (int)pg__min(tokens, 1 << 26), 0);
+  for (int64_t i = 0; i < tokens; i++) {
+    lua_pushnumber(L, ranges[i]);
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 2;
+}
+
+/* A host buffer for the ranges when the argument after `arg` asks for them; NULL otherwise. */
+static float *want_ranges(lua_State *L, int arg, const pg_panel *panel) {
+  if (lua_isnoneornil(L, arg) || !pgl_boolean(L, arg, "ranges")) return NULL;
+  return lua_newuserdatauv(L, sizeof(float) * (size_t)pg_panel_tokens(panel), 0);
+}
+
+/* run:hilbert(panel [, matrix [, ranges]]): the head's increment unless a matrix is given. */
+int pgl_run_hilbert(lua_State *L) {
+  pgl_check_run(L, 1, "hilbert");
+  lua_settop(L, 4);
+  float *ranges = want_ranges(L, 4, pgl_check(L, 2, &pgl_panel_kind)->resource);
+  pgl_run *r = pgl_check_run(L, 1, "hilbert")->resource;
+  pg_panel *panel = pgl_check(L, 2, &pgl_panel_kind)->resource;
+  const pg_model *model = pg_run_model(r->run);
+  const pg_tensor *matrix =
+      lua_isnil(L, 3) ? pg_model_head(model)->increment : pgl_check_tensor(L, 3)->tensor;
+  if (!matrix) return luaL_error(L, "hilbert: the head has no increment before the first update");
+  return push_hilbert(L, model, pg_run_activations(r->run), panel, matrix, ranges);
+}
+
+static void release_activations(void *a) {
+  pg_activations_free(a);
+}
+
+/* Activations for evaluation of `model`, owned by a box pushed here. The model keeps none. */
+static int evaluation(lua_State *L, const pg_model *model, int64_t sequences,
+                      pg_activations **out) {
+  const pg_model_config *config = pg_model_get_config(model);
+  void **box = pgl_own(L, release_activations);
+  int status =
+      pg_activations_new(pg_model_context(model), config, sequences, config->context, false, out);
+  if (status == 0) *box = *out;
+  return status;
+}
+
+/* core.hilbert(model, panel, matrix [, ranges]) */
+static int hilbert(lua_State *L) {
+  lua_settop(L, 4);
+  float *ranges = want_ranges(L, 4, pgl_check(L, 2, &pgl_panel_kind)->resource);
+  pgl_object *o = pgl_check(L, 1, &pgl_model_kind);
+  const pg_model *model = ((pgl_model *)o->resource)->model;
+  pg_activations *a = NULL;
+  int status = evaluation(L, model, 4, &a);
+  pgl_check_open(L, o, "model");
+  if (status < 0) return pgl_fail(L, pg_model_context(model), status);
+  pg_panel *panel = pgl_check(L, 2, &pgl_panel_kind)->resource;
+  int results = push_hilbert(L, model, a, panel, pgl_check_tensor(L, 3)->tensor, ranges);
+  return results;
+}
+
+/* ---- validation
+ * ------------------------------------------------------------------------------------ */
+static double monotonic(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Validation on the prefix of max(1, floor(tokens / (micro * time))) groups (SPEC §2); pushes the
+ * table of results. */
+static int push_validation(lua_State *L, const pg_model *model, pg_activations *a, const char *data,
+                           const char *val, int64_t micro, int64_t tokens) {
+  const pg_model_config *config = pg_model_get_config(model);
+  pg_context *ctx = pg_model_context(model);
+  const int64_t group = micro * config->context, batches = pg__max(1, tokens / group);
+  pg_loader_options options = {.folder = data,
+                               .pattern = val,
+                               .time = config->context,
+                               .batch = micro,
+                               .micro = micro,
+                               .world = 1,
+                               .vocab = config->vocab};
+  pg_loader *loader = NULL;
+  double loss = 0, start = monotonic();
+  int status;
+  PG_TRY(pg_loader_open(ctx, &options, &loader));
+  PG_TRY(pg_validate(model, a, loader, batches, &loss));
+fail:
+  pg_loader_close(loader);
+  if (status < 0) return pgl_fail(L, ctx, status);
+  lua_createtable(L, 0, 4);
+  pgl_set_number(L, "loss", loss);
+  pgl_set_integer(L, "tokens", batches * group);
+  pgl_set_integer(L, "batches", batches);
+  pgl_set_number(L, "seconds", monotonic() - start);
+  return 1;
+}
+
+/* run:validate{ tokens } */
+int pgl_run_validate(lua_State *L) {
+  static const char *const keys[] = {"tokens", NULL};
+  pgl_run *r = pgl_check_run(L, 1, "validate")->resource;
+  int64_t tokens = 0;
+  lua_settop(L, 2);
+  pgl_table(L, 2, "validate", keys);
+  pgl_need(L, pgl_get_integer(L, 2, "validate", "tokens", 1, INT64_MAX, &tokens), "validate",
+           "tokens");
+  return push_validation(L, pg_run_model(r->run), pg_run_activations(r->run), r->data, r->val,
+                         r->micro, tokens);
+}
+
+/* core.model_validate(model, { data, val, micro, tokens }) */
+static int model_validate(lua_State *L) {
+  static const char *const keys[] = {"data", "val", "micro", "tokens", NULL};
+  const char *what = "model_validate", *data = NULL, *val = "*_val_*.bin";
+  int64_t micro = 1, tokens = 0;
+  pgl_object *o = pgl_check(L, 1, &pgl_model_kind);
+  lua_settop(L, 2);
+  pgl_table(L, 2, what, keys);
+  pgl_need(L, pgl_get_string(L, 2, what, "data", &data), what, "data");
+  pgl_get_string(L, 2, what, "val", &val);
+  pgl_get_integer(L, 2, what, "micro", 1, 1 << 20, &micro);
+  pgl_need(L, pgl_get_integer(L, 2, what, "tokens", 1, INT64_MAX, &tokens), what, "tokens");
+  const pg_model *model = ((pgl_model *)o->resource)->model;
+  pg_activations *a = NULL;
+  int status = evaluation(L, model, micro, &a);
+  pgl_check_open(L, o, "model");
+  if (status < 0) return pgl_fail(L, pg_model_context(model), status);
+  return push_validation(L, model, a, data, val, micro, tokens);
+}
+
+static const luaL_Reg methods[] = {{"hash", panel_hash}, {"tokens", panel_tokens}, {NULL, NULL}};
+static const luaL_Reg functions[] = {{"diameter", diameter},
+                                     {"panel", panel_new},
+                                     {"hilbert", hilbert},
+                                     {"model_validate", model_validate},
+                                     {NULL, NULL}};
+
+void pgl_open_geometry(lua_State *L) {
+  pgl_define(L, &pgl_panel_kind, methods);
+  luaL_setfuncs(L, functions, 0);
+}

@@ -1,0 +1,365 @@
+/* Runs: creation, assignments, the step, progress and checkpoints. Evaluation of a run is in
+ * run_eval.c. */
+#include "bind.h"
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+_Thread_local pgl_frame *pgl_frames;
+
+static void release_run(pgl_object *o) {
+  pgl_run *r = o->resource;
+  pgl_model *m = o->parent->resource;
+  if (m->run == o) m->run = NULL;
+  pg_run_free(r->run);
+  for (size_t i = 0; i < r->optimizer_count; i++) pgl_drop(r->optimizers[i]);
+  free(r->optimizers);
+  free(r->data);
+  free(r->val);
+  free(r);
+}
+
+/* Uservalues: a table from optimizer (its C address) to its userdata, which holds the Lua function;
+ * and the model's userdata. They hang on the run, not on the registry, so that a run and a
+ * function that refers to it are collected together. */
+enum { RUN_OPTIMIZERS = 1, RUN_MODEL = 2 };
+const pgl_kind pgl_run_kind = {"perigee.run", "run", 2, release_run};
+
+pgl_object *pgl_check_run(lua_State *L, int arg, const char *method) {
+  pgl_object *o = pgl_check(L, arg, &pgl_run_kind);
+  if (((pgl_run *)o->resource)->busy)
+    luaL_error(L, "run:%s cannot be called from inside run:step", method);
+  return o;
+}
+
+static pg_run *check_run(lua_State *L, const char *method) {
+  return ((pgl_run *)pgl_check_run(L, 1, method)->resource)->run;
+}
+
+/* core.run(model, { data, train, val, sequences, micro, clip, ... }) */
+static int run_new(lua_State *L) {
+  static const char *const keys[] = {"data", "train",     "val",        "sequences",       "micro",
+                                     "clip", "data_seed", "read_ahead", "keep_increments", NULL};
+  const char *what = "run", *val = "*_val_*.bin", *keep = "head";
+  int64_t seed = 0, read_ahead = 0;
+  pg_run_options options = {.max_norm = 1};
+  pgl_object *model = pgl_check(L, 1, &pgl_model_kind);
+  lua_settop(L, 2);
+  pgl_table(L, 2, what, keys);
+  pgl_need(L, pgl_get_string(L, 2, what, "data", &options.data), what, "data");
+  pgl_get_string(L, 2, what, "train", &options.train);
+  pgl_get_string(L, 2, what, "val", &val);
+  pgl_need(L, pgl_get_integer(L, 2, what, "sequences", 1, INT64_MAX, &options.sequences), what,
+           "sequences");
+  pgl_get_integer(L, 2, what, "micro", 0, INT64_MAX, &options.micro);
+  pgl_get_number(L, 2, what, "clip", &options.max_norm);
+  pgl_get_integer(L, 2, what, "data_seed", 0, INT64_MAX, &seed);
+  pgl_get_integer(L, 2, what, "read_ahead", 0, 1 << 16, &read_ahead);
+  pgl_get_string(L, 2, what, "keep_increments", &keep);
+  if (strcmp(keep, "head") != 0 && strcmp(keep, "all") != 0)
+    return luaL_error(L, "run.keep_increments: \"head\" or \"all\" expected, got \"%s\"", keep);
+  options.data_seed = (uint64_t)seed;
+  options.read_ahead = (int)read_ahead;
+  options.keep_all_increments = strcmp(keep, "all") == 0;
+
+  pgl_model *m = model->resource;
+  if (m->run && !m->run->closed) lua_gc(L, LUA_GCCOLLECT); /* it may be garbage */
+  pgl_check_open(L, model, "model");
+  if (m->run) return luaL_error(L, "this model has a run already; close that one first");
+
+  pgl_object *o = pgl_new(L, &pgl_run_kind, model);
+  lua_newtable(L);
+  lua_setiuservalue(L, -2, RUN_OPTIMIZERS);
+  lua_pushvalue(L, 1);
+  lua_setiuservalue(L, -2, RUN_MODEL);
+  pgl_run *r = calloc(1, sizeof *r);
+  if (!r) return pgl_fail_text(L, PG_ENOMEM, NULL);
+  o->resource = r;
+  r->data = strdup(options.data);
+  r->val = strdup(val);
+  r->micro = options.micro ? options.micro : options.sequences;
+  if (!r->data || !r->val) return pgl_fail_text(L, PG_ENOMEM, NULL);
+  int status = pg_run_new(m->model, &options, &r->run);
+  if (status < 0) return pgl_fail(L, pgl_context(o), status);
+  m->run = o;
+  return 1;
+}
+
+/* ---- assignments ------------------------------------------------------------------------------
+ */
+/* Keep `optimizer` (an object) in use by r; false when out of memory. */
+static bool keep_optimizer(pgl_run *r, pgl_object *optimizer) {
+  for (size_t i = 0; i < r->optimizer_count; i++)
+    if (r->optimizers[i] == optimizer) return true;
+  pgl_object **more = realloc(r->optimizers, (r->optimizer_count + 1) * sizeof *more);
+  if (!more) return false;
+  r->optimizers = more;
+  more[r->optimizer_count++] = optimizer;
+  pgl_hold(optimizer);
+  return true;
+}
+
+/* run:assign{ optimizer, hypers, independent_decay, parameters } -> index */
+static int run_assign(lua_State *L) {
+  static const char *const keys[] = {"optimizer", "hypers", "independent_decay", "parameters",
+                                     NULL};
+  const char *what = "assign";
+  bool independent = false;
+  double values[PG_MAX_HYPERS] = {0};
+  pgl_object *o = pgl_check_run(L, 1, "assign");
+  lua_settop(L, 2);
+  pgl_table(L, 2, what, keys);
+  pgl_get_boolean(L, 2, what, "independent_decay", &independent);
+  pgl_need(L, pgl_raw(L, 2, "optimizer"), what, "optimizer"); /* 3 */
+  if (!luaL_testudata(L, 3, pgl_optimizer_kind.type))
+    return luaL_error(L, "assign.optimizer: an optimizer expected, got %s", pgl_describe(L, 3));
+  pgl_object *optimizer = pgl_check(L, 3, &pgl_optimizer_kind);
+  pgl_optimizer *state = optimizer->resource;
+  pg_optimizer_defaults(state->descriptor, values);
+  if (pgl_raw(L, 2, "hypers")) {
+    pgl_read_hypers(L, -1, state->descriptor, values);
+    lua_pop(L, 1);
+  }
+  pgl_need(L, pgl_raw(L, 2, "parameters"), what, "parameters"); /* 4 */
+  luaL_checktype(L, 4, LUA_TTABLE);
+  const size_t count = (size_t)lua_rawlen(L, 4);
+  pg_parameter **list = lua_newuserdatauv(L, sizeof *list * count + 1, 0);
+  lua_getiuservalue(L, 1, RUN_OPTIMIZERS);
+  lua_pushvalue(L, 3);
+  lua_rawsetp(L, -2, state);
+  for (size_t i = 0; i < count; i++) {
+    lua_rawgeti(L, 4, (lua_Integer)i + 1);
+    if (!luaL_testudata(L, -1, PGL_PARAMETER))
+      return luaL_error(L, "assign.parameters: entry %I must be a parameter, got %s",
+                        (LUAI_UACINT)i + 1, pgl_describe(L, -1));
+    pgl_parameter *p = pgl_check_parameter(L, -1);
+    if (p->model != o->parent)
+      return luaL_error(L, "assign.parameters: %s belongs to another model", p->parameter->name);
+    list[i] = p->parameter;
+    lua_pop(L, 1);
+  }
+
+  o = pgl_check_run(L, 1, "assign");
+  pgl_run *r = o->resource;
+  int index = 0;
+  if (!keep_optimizer(r, optimizer)) return pgl_fail_text(L, PG_ENOMEM, NULL);
+  int status = pg_run_assign(r->run, state->descriptor, values, independent, list, count, &index);
+  if (status < 0) return pgl_fail(L, pgl_context(o), status);
+  lua_pushinteger(L, index + 1);
+  return 1;
+}
+
+/* run:set(index, { scale, hypers }) */
+static int run_set(lua_State *L) {
+  static const char *const keys[] = {"scale", "hypers", NULL};
+  pgl_object *o = pgl_check_run(L, 1, "set");
+  pg_run *run = ((pgl_run *)o->resource)->run;
+  const int64_t index = pgl_integer(L, 2, "index", 1, INT_MAX);
+  pg_assignment *a = pg_run_assignment(run, (int)index - 1);
+  if (!a) return luaL_error(L, "set: there is no assignment %I", (LUAI_UACINT)index);
+  double scale = a->scale, values[PG_MAX_HYPERS];
+  lua_settop(L, 3);
+  pgl_table(L, 3, "set", keys);
+  pgl_get_number(L, 3, "set", "scale", &scale);
+  if (!isfinite(scale)) return luaL_error(L, "set.scale: a finite number expected, got %f", scale);
+  memcpy(values, a->hypers, sizeof values);
+  if (pgl_raw(L, 3, "hypers")) {
+    pgl_read_hypers(L, -1, a->optimizer, values);
+    int status = pg_optimizer_check(pgl_context(o), a->optimizer, values);
+    if (status < 0) return pgl_fail(L, pgl_context(o), status);
+  }
+  memcpy(a->hypers, values, sizeof values);
+  a->scale = scale;
+  return 0;
+}
+
+static int run_check(lua_State *L) {
+  pgl_object *o = pgl_check_run(L, 1, "check");
+  int status = pg_run_check(((pgl_run *)o->resource)->run);
+  if (status < 0) return pgl_fail(L, pgl_context(o), status);
+  lua_pushboolean(L, true);
+  return 1;
+}
+
+/* ---- the step ---------------------------------------------------------------------------------
+ */
+static void push_step(lua_State *L, const pg_step *step) {
+  char hash[20];
+  snprintf(hash, sizeof hash, "%016" PRIx64, step->batch_hash);
+  lua_createtable(L, 0, 8);
+  pgl_set_number(L, "loss", step->loss);
+  pgl_set_number(L, "norm", step->norm);
+  pgl_set_number(L, "factor", step->factor);
+  pgl_set_integer(L, "update", step->update);
+  pgl_set_integer(L, "tokens", step->tokens);
+  pgl_set_string(L, "batch_hash", hash);
+  pgl_set_number(L, "seconds", step->seconds);
+  pgl_set_number(L, "wait_seconds", step->wait_seconds);
+}
+
+/* run:step(). Optimizers written in Lua are called inside pg_run_step, on this stack. The run is
+ * held meanwhile, so that closing it in there takes effect afterwards. */
+static int run_step(lua_State *L) {
+  pgl_object *o = pgl_check_run(L, 1, "step");
+  pgl_run *r = o->resource;
+  pg_step step;
+  char message[sizeof((struct pg_context *)0)->message] = "";
+  lua_settop(L, 1);
+  lua_getiuservalue(L, 1, RUN_MODEL);
+  lua_pushnil(L); /* PGL_FRAME_ERROR */
+
+  pgl_frame frame = {.L = L, .run = o, .previous = pgl_frames};
+  pgl_frames = &frame;
+  r->busy = true;
+  pgl_hold(o);
+  int status = pg_run_step(r->run, &step);
+  pgl_frames = frame.previous;
+  r->busy = false;
+  if (status < 0) snprintf(message, sizeof message, "%s", pg_context_message(pgl_context(o)));
+  pgl_drop(o);
+
+  lua_settop(L, PGL_FRAME_ERROR);
+  if (frame.failed) return lua_error(L);
+  if (status < 0) return pgl_fail_text(L, status, message);
+  push_step(L, &step);
+  return 1;
+}
+
+static int run_updates(lua_State *L) {
+  lua_pushinteger(L, pg_run_updates(((pgl_run *)pgl_check(L, 1, &pgl_run_kind)->resource)->run));
+  return 1;
+}
+
+static int run_tokens(lua_State *L) {
+  lua_pushinteger(L, pg_run_tokens(((pgl_run *)pgl_check(L, 1, &pgl_run_kind)->resource)->run));
+  return 1;
+}
+
+static int run_set_progress(lua_State *L) {
+  pg_run *run = check_run(L, "set_progress");
+  int64_t updates = pgl_integer(L, 2, "updates", 0, INT64_MAX);
+  pg_run_set_progress(run, updates, pgl_integer(L, 3, "tokens", 0, INT64_MAX));
+  return 0;
+}
+
+static int run_loader(lua_State *L) {
+  pg_loader *loader = pg_run_loader(((pgl_run *)pgl_check(L, 1, &pgl_run_kind)->resource)->run);
+  pg_loader_state state;
+  pg_loader_get_state(loader, &state);
+  lua_createtable(L, 0, 7);
+  pgl_set_integer(L, "epoch", state.epoch);
+  pgl_set_integer(L, "shard_position", state.shard_position);
+  pgl_set_integer(L, "batch_position", state.batch_position);
+  pgl_set_integer(L, "batches", state.batches);
+  pgl_set_integer(L, "updates_per_epoch", pg_loader_batches(loader));
+  pgl_set_integer(L, "shards", (int64_t)pg_loader_shards(loader)->count);
+  pgl_set_number(L, "wait_seconds", pg_loader_wait_seconds(loader));
+  return 1;
+}
+
+/* ---- checkpoints -------------------------------------------------------------------------------
+ */
+/* run:save(path, { tokenizer, host_state }) */
+static int run_save(lua_State *L) {
+  static const char *const keys[] = {"tokenizer", "host_state", NULL};
+  pg_checkpoint_options options = {0};
+  pgl_object *o = pgl_check_run(L, 1, "save");
+  const char *path = pgl_string(L, 2, "path");
+  lua_settop(L, 3);
+  if (!lua_isnil(L, 3)) {
+    pgl_table(L, 3, "save", keys);
+    pgl_get_string(L, 3, "save", "tokenizer", &options.tokenizer);
+    pgl_get_string(L, 3, "save", "host_state", &options.host_state);
+  }
+  int status = pg_checkpoint_save(((pgl_run *)o->resource)->run, path, &options);
+  if (status < 0) return pgl_fail(L, pgl_context(o), status);
+  lua_pushboolean(L, true);
+  return 1;
+}
+
+/* The table { embedding = "keep"|"reset", ... } in options.slots at `index`. */
+static void read_policies(lua_State *L, int index, pg_checkpoint_load_options *options) {
+  static const char *const keys[] = {"embedding", "backbone", "head", NULL};
+  if (!pgl_raw(L, index, "slots")) return;
+  pgl_table(L, -1, "load.slots", keys);
+  for (int r = 0; r < PG_ROLES; r++) {
+    const char *policy = "keep";
+    pgl_get_string(L, -1, "load.slots", keys[r], &policy);
+    if (strcmp(policy, "reset") == 0)
+      options->slots[r] = PG_SLOTS_RESET;
+    else if (strcmp(policy, "keep") != 0)
+      luaL_error(L, "load.slots.%s: \"keep\" or \"reset\" expected, got \"%s\"", keys[r], policy);
+  }
+  lua_pop(L, 1);
+}
+
+/* run:load(path, nil | { slots, restart_data }) -> host_state as JSON text */
+static int run_load(lua_State *L) {
+  static const char *const keys[] = {"slots", "restart_data", NULL};
+  pg_checkpoint_load_options options = {.slots = {PG_SLOTS_KEEP, PG_SLOTS_KEEP, PG_SLOTS_KEEP}};
+  char *host_state = NULL;
+  pgl_check_run(L, 1, "load");
+  const char *path = pgl_string(L, 2, "path");
+  lua_settop(L, 3);
+  if (!lua_isnil(L, 3)) {
+    pgl_table(L, 3, "load", keys);
+    read_policies(L, 3, &options);
+    pgl_get_boolean(L, 3, "load", "restart_data", &options.restart_data);
+  }
+  void **box = pgl_own(L, free);
+  pgl_object *o = pgl_check_run(L, 1, "load");
+  int status = pg_checkpoint_load(((pgl_run *)o->resource)->run, path,
+                                  lua_isnil(L, 3) ? NULL : &options, &host_state);
+  *box = host_state;
+  if (status < 0) return pgl_fail(L, pgl_context(o), status);
+  lua_pushstring(L, host_state ? host_state : "null");
+  pgl_disown(box);
+  return 1;
+}
+
+/* core.checkpoint_verify(ctx, path, hashes) */
+static int checkpoint_verify(lua_State *L) {
+  pg_context *ctx = pgl_check(L, 1, &pgl_context_kind)->resource;
+  const char *path = pgl_string(L, 2, "path");
+  int status = pg_checkpoint_verify(ctx, path, lua_toboolean(L, 3));
+  if (status < 0) return pgl_fail(L, ctx, status);
+  lua_pushboolean(L, true);
+  return 1;
+}
+
+/* core.checkpoint_config(ctx, path) */
+static int checkpoint_config(lua_State *L) {
+  pg_context *ctx = pgl_check(L, 1, &pgl_context_kind)->resource;
+  pg_model_config config;
+  int status = pg_checkpoint_config(ctx, pgl_string(L, 2, "path"), &config);
+  if (status < 0) return pgl_fail(L, ctx, status);
+  pgl_push_config(L, &config);
+  return 1;
+}
+
+static const luaL_Reg methods[] = {{"assign", run_assign},
+                                   {"set", run_set},
+                                   {"check", run_check},
+                                   {"step", run_step},
+                                   {"save", run_save},
+                                   {"load", run_load},
+                                   {"updates", run_updates},
+                                   {"tokens", run_tokens},
+                                   {"set_progress", run_set_progress},
+                                   {"loader", run_loader},
+                                   {"validate", pgl_run_validate},
+                                   {"panel", pgl_run_panel},
+                                   {"hilbert", pgl_run_hilbert},
+                                   {NULL, NULL}};
+static const luaL_Reg functions[] = {{"run", run_new},
+                                     {"checkpoint_verify", checkpoint_verify},
+                                     {"checkpoint_config", checkpoint_config},
+                                     {NULL, NULL}};
+
+void pgl_open_run(lua_State *L) {
+  pgl_define(L, &pgl_run_kind, methods);
+  luaL_setfuncs(L, functions, 0);
+}
