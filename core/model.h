@@ -35,7 +35,7 @@ void pg_model_config_default(pg_model_config *config);
 int pg_model_config_preset(pg_context *ctx, const char *name, pg_model_config *config);
 /* Fill in head_dim and mlp and check everything: PG_EINVAL names the size, its value, the range. */
 int pg_model_config_resolve(pg_context *ctx, pg_model_config *config);
-/* Number of weights: layers * (4 d heads head_dim + 3 d mlp) + 2 V d. */
+/* Number of weights of a resolved config: layers * (4 d heads head_dim + 3 d mlp) + 2 V d. */
 int64_t pg_model_config_weights(const pg_model_config *config);
 
 /* A parameter: a named matrix [rows, columns], what hangs on it, and who updates it. Storage may
@@ -114,7 +114,8 @@ int pg_head_ranges(const pg_model *model, pg_activations *a, const pg_tensor *ma
 /* Logits [V] (fp32, host) of position `position` of the last forward. */
 int pg_head_logits(const pg_model *model, pg_activations *a, int64_t position, float *logits);
 
-/* Bytes that a model, its gradients, or such activations need, for estimates. */
+/* Bytes of device memory that such activations need, for estimates; INT64_MAX when too many to
+ * count. */
 int64_t pg_activations_bytes(const pg_model_config *config, int64_t batch, int64_t time,
                              bool training);
 
