@@ -229,16 +229,23 @@ static void put_value(text *t, const json_t *value, int indent, int depth) {
     put(t, "}", 1);
     break;
   }
-  case JSON_ARRAY:
+  case JSON_ARRAY: {
+    /* An array of plain values stays on one line. */
+    int inner = 0;
+    for (size_t i = 0; i < json_array_size(value); i++) {
+      const json_t *item = json_array_get(value, i);
+      if (json_is_array(item) || json_is_object(item)) inner = indent;
+    }
     put(t, "[", 1);
     for (size_t i = 0; i < json_array_size(value); i++) {
-      if (i) put(t, indent > 0 ? "," : ", ", indent > 0 ? 1 : 2);
-      new_line(t, indent, depth + 1);
+      if (i) put(t, inner > 0 ? "," : ", ", inner > 0 ? 1 : 2);
+      new_line(t, inner, depth + 1);
       put_value(t, json_array_get(value, i), indent, depth + 1);
     }
-    if (json_array_size(value)) new_line(t, indent, depth);
+    new_line(t, inner, depth);
     put(t, "]", 1);
     break;
+  }
   case JSON_STRING: put_string(t, json_string_value(value), json_string_length(value)); break;
   case JSON_INTEGER:
     snprintf(number, sizeof number, "%lld", (long long)json_integer_value(value));
