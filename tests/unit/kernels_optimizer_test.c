@@ -1,0 +1,207 @@
+/* Sums, clipping, AdamW and the apply step: equations in fp64, published rows, and bit equality of
+ * the C optimizer with the same one composed of element-wise kernels. */
+#include "kernels_unit.h"
+
+TEST(sum) {
+  unit_seed(41);
+  int64_t sizes[] = {0, 1, 17, 16384, 16385, 1000003};
+  for (int c = 0; c < 6; c++) {
+    int64_t n = sizes[c];
+    float *x = unit_normals(n, 3);
+    double want = 0, size = 0, squares = 0, got = NAN;
+    for (int64_t i = 0; i < n; i++) {
+      want += x[i], size += fabs((double)x[i]), squares += (double)x[i] * x[i];
+    }
+    KERNEL(sum, x, n, false, &got);
+    /* Both sums are fp64: n 2^-53 of the sum of magnitudes. */
+    CHECK(fabs(got - want) <= (double)n * 0x1p-52 * size, "sum %.17g, want %.17g", got, want);
+    KERNEL(sum, x, n, true, &got);
+    CHECK(fabs(got - squares) <= (double)n * 0x1p-52 * squares, "%.17g, want %.17g", got, squares);
+    free(x);
+  }
+  float tiny[] = {1e-24f, 2e-24f}, wide[] = {3e38f, 3e38f}, bad[] = {1, INFINITY, 2};
+  double got = NAN;
+  KERNEL(sum, tiny, 2, true, &got);
+  CHECK_CLOSE(got, 5e-48, 1e-6);
+  KERNEL(sum, wide, 2, true, &got);
+  CHECK_CLOSE(got, 1.8e77, 1e-6);
+  KERNEL(sum, bad, 3, true, &got);
+  CHECK(!isfinite(got), "infinity is lost");
+}
+
+/* The same bits whatever the thread count. */
+TEST(sum_does_not_depend_on_threads) {
+  int64_t n = 300001;
+  float *x = unit_normals(n, 1);
+  for (int level = 0; level < 3; level++) {
+    double got[4] = {0};
+    for (int threads = 1; threads <= 3; threads += 2) {
+      static const char *const levels[] = {"base", "avx2", "avx512"};
+      const pg_kernels *table = pg_cpu_kernels(levels[level]);
+      pg_queue *queue = NULL;
+      if (!table) continue;
+      CHECK(table->queue_new(threads, &queue) == 0, "queue");
+      CHECK(table->sum(queue, x, n, true, &got[threads]) == 0, "sum");
+      table->queue_free(queue);
+    }
+    CHECK(got[1] == got[3], "%.17g with one thread, %.17g with three", got[1], got[3]);
+  }
+  free(x);
+}
+
+TEST(clip) {
+  pg_clip clip;
+  double sums[] = {9, 16};
+  KERNEL(clip_factor, sums, 2, 10, &clip);
+  CHECK(clip.norm == 5 && clip.factor == 1 && clip.finite == 1, "norm %g", clip.norm);
+  KERNEL(clip_factor, sums, 2, 1, &clip);
+  CHECK(clip.factor == (float)(1 / 5.000001), "factor %.9g", (double)clip.factor);
+  float x[] = {5, -10, 0};
+  KERNEL(clip_apply, &clip, 3, x);
+  CHECK(x[0] == 5 * clip.factor && x[1] == -10 * clip.factor && x[2] == 0, "%g", x[0]);
+  KERNEL(clip_factor, sums, 2, INFINITY, &clip);
+  CHECK(clip.factor == 1 && clip.norm == 5, "no clipping: factor %g", (double)clip.factor);
+  KERNEL(clip_apply, &clip, 3, x);
+  CHECK(x[1] == -10 * (float)(1 / 5.000001), "factor 1 changes nothing");
+  double bad[] = {1, NAN};
+  KERNEL(clip_factor, bad, 2, 1, &clip);
+  CHECK(clip.finite == 0, "NaN norm counts as finite");
+  float y[] = {2};
+  KERNEL(clip_apply, &clip, 1, y);
+  CHECK(y[0] == 2, "a refused update must not touch gradients");
+  double infinite[] = {INFINITY};
+  KERNEL(clip_factor, infinite, 1, 1, &clip);
+  CHECK(clip.finite == 0, "infinite norm counts as finite");
+  /* A 3-logit bias model at target 0 and clip 0.1: the clipped norm is 0.1 within 2e-7. */
+  float g[] = {-2.0f / 3, 1.0f / 3, 1.0f / 3};
+  double square, after;
+  KERNEL(sum, g, 3, true, &square);
+  KERNEL(clip_factor, &square, 1, 0.1, &clip);
+  KERNEL(clip_apply, &clip, 3, g);
+  KERNEL(sum, g, 3, true, &after);
+  CHECK(fabs(sqrt(after) - 0.1) <= 2e-7, "clipped norm %.9g", sqrt(after));
+}
+
+static pg_adamw adamw_at(double lr, double b1, double b2, double eps, int update) {
+  return (pg_adamw){lr, b1, b2, eps, 1 / (1 - pow(b1, update)), 1 / (1 - pow(b2, update))};
+}
+
+/* Two updates with decay from published rows (4 x 2). */
+TEST(adamw_rows) {
+  float w[] = {1, 3, 2, -1, -4, 2, 5, -2};
+  float g1[] = {1, 2, 2, -3, -1, 4, 3, 1}, g2[] = {.5f, -2, 3, 1, 2, -1, -4, 2};
+  double w1[] = {.7400199980001999, 2.620009999500025, 1.6800099995000248, -.7400066664444518,
+                 -3.5600199980002,  1.680004999875003, 4.500006666444451,  -2.0799800019998};
+  double w2[] = {.5236502458033829,  2.5485193997442983, 1.3731689305384562, -.6818191314324812,
+                 -3.483877220746035, 1.547209741889248,  4.340444647018115,  -2.1613688358185827};
+  float m[8] = {0}, v[8] = {0}, s[8];
+  for (int i = 0; i < 8; i++) s[i] = NAN;
+  pg_adamw h = adamw_at(.2, .4, .7, 1e-4, 1);
+  KERNEL(adamw_increment, &h, g1, 8, m, v, s);
+  KERNEL(apply, 1 - .2 * .3, s, 8, w);
+  /* About ten roundings, against the row's size. */
+  CHECK_ERROR("adamw update 1", w, w1, 8, 4 * UNIT_ULP);
+  h = adamw_at(.2, .4, .7, 1e-4, 2);
+  KERNEL(adamw_increment, &h, g2, 8, m, v, s);
+  KERNEL(apply, 1 - .2 * .3, s, 8, w);
+  CHECK_ERROR("adamw update 2", w, w2, 8, 4 * UNIT_ULP);
+  /* Zero gradient from zero slots: increment exactly 0, decay exactly once. */
+  float zero[8] = {0}, m0[8] = {0}, v0[8] = {0}, one[8];
+  for (int i = 0; i < 8; i++) one[i] = 10;
+  h = adamw_at(.1, .9, .999, 1e-10, 1);
+  KERNEL(adamw_increment, &h, zero, 8, m0, v0, s);
+  KERNEL(apply, 1 - .1, s, 8, one);
+  for (int i = 0; i < 8; i++) CHECK(s[i] == 0 && one[i] == 9, "s %g, w %g", s[i], one[i]);
+}
+
+/* Against fp64 over a long vector; increments of very different sizes. */
+TEST(adamw) {
+  unit_seed(42);
+  int64_t n = 70001;
+  float *g = unit_floats(n), *m = unit_floats(n), *v = unit_floats(n), *s = unit_poisoned(n);
+  double *m64 = unit_doubles(n), *v64 = unit_doubles(n), *s64 = unit_doubles(n);
+  memset(m, 0, (size_t)n * 4), memset(v, 0, (size_t)n * 4);
+  for (int update = 1; update <= 3; update++) {
+    pg_adamw h = adamw_at(4e-3, .9, .999, 1e-10, update);
+    for (int64_t i = 0; i < n; i++) {
+      g[i] = unit_normal() * (float)pow(10, -(double)(i % 9));
+      m64[i] = .9 * m64[i] + .1 * g[i];
+      v64[i] = .999 * v64[i] + .001 * ((double)g[i] * g[i]);
+      s64[i] = -4e-3 * (m64[i] * h.correction1) / (sqrt(v64[i] * h.correction2) + 1e-10);
+    }
+    KERNEL(adamw_increment, &h, g, n, m, v, s);
+    CHECK_ERROR("adamw increment", s, s64, n, 8 * UNIT_ULP);
+    CHECK_ERROR("adamw m", m, m64, n, 4 * UNIT_ULP);
+    CHECK_ERROR("adamw v", v, v64, n, 6 * UNIT_ULP);
+  }
+  free(g), free(m), free(v), free(s), free(m64), free(v64), free(s64);
+}
+
+/* What a Lua optimizer does with element-wise kernels has the bits of the C one. */
+TEST(adamw_equals_its_composition) {
+  unit_seed(43);
+  int64_t rows = 37, columns = 129, n = rows * columns;
+  float *g = unit_normals(n, 1e-2), *m = unit_normals(n, 1e-2), *v = unit_floats(n);
+  for (int64_t i = 0; i < n; i++) v[i] = fabsf(m[i] * m[i]);
+  g[0] = 0, g[1] = 1e-25f, m[2] = 1e-39f, v[2] = 1e-40f, g[2] = 0; /* squares that vanish */
+  float *w = unit_normals(n, 1), *s = unit_poisoned(n);
+  float *m2 = unit_clone(m, n), *v2 = unit_clone(v, n), *w2 = unit_clone(w, n);
+  float *a = unit_poisoned(n), *b = unit_poisoned(n);
+  pg_adamw h = adamw_at(3e-3, .9, .99, 1e-8, 5);
+  KERNEL(adamw_increment, &h, g, n, m, v, s);
+  KERNEL(apply, 1 - 3e-3 * .1, s, n, w);
+#define VIEW(x) ((pg_view){(x), columns, 1})
+  KERNEL(lerp, VIEW(m2), VIEW(g), 1 - .9, rows, columns);
+  KERNEL(unary, PG_SQUARE, VIEW(g), rows, columns, VIEW(a));
+  KERNEL(lerp, VIEW(v2), VIEW(a), 1 - .99, rows, columns);
+  KERNEL(scalar, PG_MUL, VIEW(v2), h.correction2, false, rows, columns, VIEW(b));
+  KERNEL(unary, PG_SQRT, VIEW(b), rows, columns, VIEW(b));
+  KERNEL(scalar, PG_ADD, VIEW(b), 1e-8, false, rows, columns, VIEW(b));
+  KERNEL(scalar, PG_MUL, VIEW(m2), h.correction1, false, rows, columns, VIEW(a));
+  KERNEL(scalar, PG_MUL, VIEW(a), -3e-3, false, rows, columns, VIEW(a));
+  KERNEL(binary, PG_DIV, VIEW(a), VIEW(b), rows, columns, VIEW(a));
+  KERNEL(scalar, PG_MUL, VIEW(w2), 1 - 3e-3 * .1, false, rows, columns, VIEW(w2));
+  KERNEL(binary, PG_ADD, VIEW(w2), VIEW(a), rows, columns, VIEW(w2));
+  CHECK(unit_same_bits(m, m2, n), "first moments");
+  CHECK(unit_same_bits(v, v2, n), "second moments");
+  CHECK(unit_same_bits(s, a, n), "increments");
+  CHECK(unit_same_bits(w, w2, n), "weights");
+  /* And both are the plain loop without contraction, for numbers above the denormals. */
+  float lr = (float)-3e-3, c1 = (float)h.correction1, c2 = (float)h.correction2;
+  int wrong = 0;
+  for (int64_t i = 3; i < n; i++) {
+    float top = lr * (m[i] * c1), root = sqrtf(v[i] * c2), bottom = root + 1e-8f;
+    wrong += s[i] != top / bottom;
+  }
+  CHECK(!wrong, "%d increments differ from the plain loop", wrong);
+  free(g), free(m), free(v), free(w), free(s), free(m2), free(v2), free(w2), free(a), free(b);
+}
+
+/* A slot that decays for ever ends at 0, not among the denormals. */
+TEST(slots_do_not_become_denormal) {
+  float g[64] = {0}, m[64], v[64], s[64];
+  for (int i = 0; i < 64; i++) m[i] = 1e-3f, v[i] = 1e-30f;
+  pg_adamw h = adamw_at(1e-3, .9, .9, 1e-8, 100);
+  for (int update = 0; update < 1200; update++) KERNEL(adamw_increment, &h, g, 64, m, v, s);
+  for (int i = 0; i < 64; i++) {
+    uint32_t bits;
+    memcpy(&bits, &m[i], 4);
+    CHECK(bits == 0, "m = %g", (double)m[i]);
+  }
+  /* The caller's own arithmetic keeps denormals. */
+  volatile float small = 1e-38f;
+  CHECK(small / 4 != 0, "the kernel left flush-to-zero on");
+}
+
+int main(void) {
+  RUN(sum_does_not_depend_on_threads);
+  FOR_EACH_BACKEND {
+    RUN(sum);
+    RUN(clip);
+    RUN(adamw_rows);
+    RUN(adamw);
+    RUN(adamw_equals_its_composition);
+    RUN(slots_do_not_become_denormal);
+  }
+  return unit_kernels_report();
+}
