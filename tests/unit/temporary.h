@@ -30,6 +30,7 @@ static inline void put_file(const char *path, const void *data, size_t size) {
 
 /* malloc'ed contents with a NUL after them. */
 static inline char *get_file(const char *path, size_t *size) {
+  *size = 0;
   FILE *f = fopen(path, "rb");
   if (!f) return NULL;
   fseek(f, 0, SEEK_END);
