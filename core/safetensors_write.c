@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define BUFFER ((int64_t)1 << 20)
@@ -114,6 +115,7 @@ int pg_safetensors_write(pg_context *ctx, const char *path, const pg_named_tenso
                          size_t count, const char *const *metadata) {
   int fd = -1, status;
   bool created = false;
+  struct stat info;
   size_t size = 0;
   char *header = NULL, *buffer = malloc((size_t)BUFFER);
 
@@ -132,7 +134,8 @@ int pg_safetensors_write(pg_context *ctx, const char *path, const pg_named_tenso
   fd = -1;
 fail:
   if (fd >= 0) close(fd);
-  if (status < 0 && created) unlink(path);
+  /* The path may name a device, which stays. */
+  if (status < 0 && created && stat(path, &info) == 0 && S_ISREG(info.st_mode)) unlink(path);
   free(header);
   free(buffer);
   return status;
