@@ -28,12 +28,13 @@ static double uniform(uint64_t seed, uint64_t index) {
  * are relative to it, so that no exponential overflows. */
 static int32_t draw(const choice *choices, int64_t count, float top, double temperature, double u) {
   double total = 0, sum = 0;
+  int32_t token = -1;
   for (int64_t i = 0; i < count; i++) total += exp(((double)choices[i].logit - top) / temperature);
-  for (int64_t i = 0; i < count; i++) {
+  for (int64_t i = 0; i < count && sum <= u * total; i++) {
     sum += exp(((double)choices[i].logit - top) / temperature);
-    if (sum > u * total) return choices[i].token;
+    token = choices[i].token;
   }
-  return choices[count - 1].token; /* not reached: sum ends at total > u total */
+  return token; /* u < 1, and both sums are the same: some token is reached */
 }
 
 int pg_generate_next(const pg_model *model, pg_activations *a, const int32_t *tokens, int64_t count,
