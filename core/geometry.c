@@ -15,8 +15,10 @@ int pg__check_row_finite(const pg_tensor *t, int64_t row, const char *what) {
   int status = 0;
   PG_TRY(pg_tensor_view(t, row * t->stride[0], 1, &t->shape[1], &t->stride[1], &view));
   values = malloc((size_t)columns * sizeof *values);
-  if (!values)
-    PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory for a row of %lld numbers", (long long)columns));
+  if (!values) {
+    status = pg_fail(ctx, PG_ENOMEM, "no memory for a row of %lld numbers", (long long)columns);
+    goto fail;
+  }
   PG_TRY(pg_tensor_read(view, values));
   for (int64_t j = 0; j < columns; j++)
     if (!isfinite(values[j]))
@@ -37,7 +39,10 @@ int pg__check_finite(const pg_tensor *t, const char *what) {
   int status = 0;
   PG_TRY(pg__alloc(ctx, bytes, "row norms", &device));
   norms = malloc(bytes ? bytes : 1);
-  if (!norms) PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory for %lld row norms", (long long)rows));
+  if (!norms) {
+    status = pg_fail(ctx, PG_ENOMEM, "no memory for %lld row norms", (long long)rows);
+    goto fail;
+  }
   /* A norm can also overflow fp32 over finite elements: the row itself decides. */
   pg_view view = {t->data, t->stride[0], t->stride[1]};
   PG_LAUNCH(ctx, reduce, PG_NORM, view, rows, columns, 1, device);

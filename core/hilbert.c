@@ -49,8 +49,10 @@ int pg_hilbert(const pg_model *model, pg_activations *a, const pg_panel *panel,
   pieces = malloc(panel->count * sizeof *pieces);
   ids = malloc((size_t)panel->tokens * sizeof *ids);
   all = malloc(2 * (size_t)panel->tokens * sizeof *all); /* in panel order; one chunk */
-  if (!pieces || !ids || !all)
-    PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory for %lld Hilbert ranges", (long long)panel->tokens));
+  if (!pieces || !ids || !all) {
+    status = pg_fail(ctx, PG_ENOMEM, "no memory for %lld Hilbert ranges", (long long)panel->tokens);
+    goto fail;
+  }
   memcpy(pieces, panel->pieces, panel->count * sizeof *pieces);
   qsort(pieces, panel->count, sizeof *pieces, by_length);
 

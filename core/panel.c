@@ -32,7 +32,7 @@ static void put_little_endian(unsigned char *to, uint64_t x, size_t bytes) {
 /* SHA-256, cut to 64 bits, over tokens, ranks, micro, time as int64 and all ids as int32, all
  * little-endian. */
 static int set_hash(pg_context *ctx, pg_panel *p) {
-  size_t size = 4 * 8 + (size_t)p->tokens * 4;
+  size_t size = 32 + (size_t)p->tokens * 4;
   unsigned char *bytes = malloc(size);
   char hex[65];
   if (!bytes) return pg_fail(ctx, PG_ENOMEM, "no memory to hash a panel of %zu bytes", size);
@@ -45,6 +45,25 @@ static int set_hash(pg_context *ctx, pg_panel *p) {
   memcpy(p->hash, hex, 16);
   p->hash[16] = 0;
   return 0;
+}
+
+/* Positions that rank `rank` contributes. */
+static int64_t share(int64_t tokens, int64_t ranks, int64_t rank) {
+  return tokens / ranks + (rank < tokens % ranks);
+}
+
+/* NULL when there is no memory. */
+static pg_panel *allocate(int64_t tokens, int64_t ranks, int64_t micro, int64_t time) {
+  pg_panel *p = calloc(1, sizeof *p);
+  if (!p) return NULL;
+  /* Every rank adds whole sequences and one prefix at most. */
+  size_t pieces = (size_t)(tokens / time + pg__min(ranks, tokens));
+  *p = (pg_panel){.tokens = tokens, .ranks = ranks, .micro = micro, .time = time};
+  p->ids = malloc((size_t)tokens * sizeof *p->ids);
+  p->pieces = malloc(pieces * sizeof *p->pieces);
+  if (p->ids && p->pieces) return p;
+  pg_panel_free(p);
+  return NULL;
 }
 
 /* Append the first `need` positions of what `loader` reads. inputs, targets: [micro * time]. */
@@ -85,41 +104,35 @@ int pg_panel_new(pg_context *ctx, const char *folder, const char *pattern, int64
                    "a panel's groups of %lld ranks times %lld sequences are too "
                    "large",
                    (long long)ranks, (long long)micro);
-  for (int64_t r = 0; r < ranks; r++) {
-    int64_t need = tokens / ranks + (r < tokens % ranks);
-    if (need == 0) break;
-    pg_loader_options o = {.folder = folder,
-                           .pattern = pattern,
-                           .time = time,
-                           .batch = micro * ranks,
-                           .micro = micro,
-                           .rank = r,
-                           .world = ranks,
-                           .vocab = vocab,
-                           .depth = 1};
-    PG_TRY(pg_loader_open(ctx, &o, &loader));
-    /* Shares differ by one at most, so rank 0's share decides whether there is enough. */
-    int64_t supplied = pg_loader_batches(loader) * micro * time;
-    if (need > supplied)
-      PG_TRY(pg_fail(ctx, PG_EDATA,
+  pg_loader_options o = {.folder = folder,
+                         .pattern = pattern,
+                         .time = time,
+                         .batch = micro * ranks,
+                         .micro = micro,
+                         .world = ranks,
+                         .vocab = vocab,
+                         .depth = 1};
+  PG_TRY(pg_loader_open(ctx, &o, &loader));
+  /* Shares differ by one at most, rank 0's is the largest: it decides whether there is enough. */
+  int64_t supplied = pg_loader_batches(loader) * micro * time;
+  if (share(tokens, ranks, 0) > supplied) {
+    status = pg_fail(ctx, PG_EDATA,
                      "the panel asks for %lld tokens; the validation split supplies %lld in groups "
                      "of %lld sequences of %lld",
                      (long long)tokens, (long long)(supplied * ranks), (long long)(micro * ranks),
-                     (long long)time));
-    if (!p) {
-      /* Now that so many tokens are known to exist, memory for them is no wild demand. */
-      size_t pieces = (size_t)(tokens / time + 2 * pg__min(ranks, tokens));
-      p = calloc(1, sizeof *p);
-      if (p) {
-        *p = (pg_panel){.tokens = tokens, .ranks = ranks, .micro = micro, .time = time};
-        p->ids = malloc((size_t)tokens * sizeof *p->ids);
-        p->pieces = malloc(pieces * sizeof *p->pieces);
-        batch = malloc((size_t)(2 * micro * time) * sizeof *batch);
-      }
-      if (!p || !p->ids || !p->pieces || !batch)
-        PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory for a panel of %lld tokens", (long long)tokens));
-    }
-    PG_TRY(take(p, loader, need, &filled, batch, batch + micro * time));
+                     (long long)time);
+    goto fail;
+  }
+  /* So many tokens exist: memory for them is no wild demand. */
+  p = allocate(tokens, ranks, micro, time);
+  batch = malloc((size_t)(2 * micro * time) * sizeof *batch);
+  if (!p || !batch) {
+    status = pg_fail(ctx, PG_ENOMEM, "no memory for a panel of %lld tokens", (long long)tokens);
+    goto fail;
+  }
+  for (o.rank = 0; o.rank < pg__min(ranks, tokens); o.rank++) {
+    if (!loader) PG_TRY(pg_loader_open(ctx, &o, &loader));
+    PG_TRY(take(p, loader, share(tokens, ranks, o.rank), &filled, batch, batch + micro * time));
     pg_loader_close(loader);
     loader = NULL;
   }

@@ -19,8 +19,7 @@ int pg_validate(const pg_model *model, pg_activations *a, pg_loader *loader, int
     return pg_fail(ctx, PG_EINVAL, "validation needs a sequential loader, this one shuffles");
   if (time > longest)
     return pg_fail(ctx, PG_EINVAL,
-                   "validation sequences of %lld are longer than the activations' "
-                   "%lld",
+                   "validation sequences of %lld are longer than the activations' %lld",
                    (long long)time, (long long)longest);
   if (batches < 1 || batches > pg_loader_batches(loader))
     return pg_fail(ctx, batches < 1 ? PG_EINVAL : PG_EDATA,
@@ -28,9 +27,10 @@ int pg_validate(const pg_model *model, pg_activations *a, pg_loader *loader, int
                    (long long)batches, (long long)(micro * o->world),
                    (long long)pg_loader_batches(loader));
   tokens = malloc((size_t)(2 * micro * time) * sizeof *tokens);
-  if (!tokens)
-    PG_TRY(
-        pg_fail(ctx, PG_ENOMEM, "no memory for %lld validation tokens", (long long)(micro * time)));
+  if (!tokens) {
+    status = pg_fail(ctx, PG_ENOMEM, "no memory for %lld tokens", (long long)micro * time);
+    goto fail;
+  }
   int32_t *targets = tokens + micro * time;
   int64_t together = positions / time; /* sequences per forward pass */
 
