@@ -1,0 +1,199 @@
+-- Command lines: options are declared, abbreviations and unknown names refused.
+--
+-- A command is { name, summary, usage, description, options, positional = {min, max}, run }.
+-- An option is { name, value = "META" or nil for a switch, many = true, kind = "integer" |
+-- "number" | "duration", min, help }.
+local check = require "perigee.check"
+local errors = require "perigee.errors"
+local keys = require "perigee.keys"
+local params = require "perigee.params"
+
+local cli = {}
+
+-- "90", "90s", "10m", "1h30m", "01:30:00" -> seconds; nil when malformed.
+function cli.duration(text)
+  local h, m, s = text:match("^(%d+):(%d%d):(%d%d)$")
+  if h then return h * 3600 + m * 60 + s end
+  if text:match("^%d+%.?%d*$") then return tonumber(text) end
+  local total, rest = 0, text
+  for _, unit in ipairs { { "d", 86400 }, { "h", 3600 }, { "m", 60 }, { "s", 1 } } do
+    local count, after = rest:match("^(%d+%.?%d*)" .. unit[1] .. "(.*)$")
+    if count then total, rest = total + tonumber(count) * unit[2], after end
+  end
+  if rest ~= "" or text == "" then return nil end
+  return total
+end
+
+local function convert(option, text)
+  local name = "--" .. option.name
+  if option.kind == "integer" then
+    local value = math.tointeger(tonumber(text))
+    if not value or value < (option.min or 0) then
+      errors.usage("%s %s is not allowed: expected a whole number >= %d", name, check.show(text),
+        option.min or 0)
+    end
+    return value
+  elseif option.kind == "number" then
+    local value = tonumber(text)
+    if not value or value ~= value or value < (option.min or 0) or value > (option.max or 1e300)
+    then
+      errors.usage("%s %s is not allowed: expected a number >= %s%s", name, check.show(text),
+        check.show(option.min or 0), option.max and " and <= " .. check.show(option.max) or "")
+    end
+    return value
+  elseif option.kind == "duration" then
+    local value = cli.duration(text)
+    if not value or value <= 0 then
+      errors.usage("%s %s is not allowed: expected seconds, 10m, 1h30m or HH:MM:SS", name,
+        check.show(text))
+    end
+    return value
+  elseif option.choices then
+    for _, choice in ipairs(option.choices) do
+      if text == choice then return text end
+    end
+    errors.usage("%s %s is not allowed: expected %s", name, check.show(text),
+      table.concat(option.choices, " or "))
+  end
+  return text
+end
+
+-- list of words -> options by name (with _ for -), positional words.
+function cli.parse(command, words)
+  local by_name, known = {}, {}
+  for _, option in ipairs(command.options or {}) do
+    by_name["--" .. option.name] = option
+    known[#known + 1] = "--" .. option.name
+  end
+  known[#known + 1] = "--help"
+  local found, positional = {}, {}
+  local i, only_words = 1, false
+  while i <= #words do
+    local word = words[i]
+    if only_words or word == "-" or word:sub(1, 1) ~= "-" then
+      positional[#positional + 1] = word
+      -- What follows a script's name belongs to the script.
+      if command.rest and #positional == 1 then only_words = true end
+    elseif word == "--" then
+      only_words = true
+    elseif word == "--help" or word == "-h" then
+      found.help = true
+    else
+      local name, value = word:match("^(%-%-[^=]+)=(.*)$")
+      name = name or word
+      local option = by_name[name]
+      if not option then
+        errors.usage("%s: unknown option %s%s", command.name, name,
+          keys.suggestion(name, known))
+      end
+      local key = option.name:gsub("-", "_")
+      if not option.value then
+        if value then errors.usage("%s takes no value", name) end
+        found[key] = true
+      else
+        if not value then
+          i = i + 1
+          value = words[i]
+          if value == nil then errors.usage("%s: expected %s after it", name, option.value) end
+        end
+        value = convert(option, value)
+        if option.many then
+          found[key] = found[key] or {}
+          table.insert(found[key], value)
+        elseif found[key] ~= nil then
+          errors.usage("%s is given twice", name)
+        else
+          found[key] = value
+        end
+      end
+    end
+    i = i + 1
+  end
+  if found.help then return found, positional end
+  local least, most = command.positional[1], command.positional[2]
+  if #positional < least or #positional > most then
+    errors.usage("usage: perigee %s", command.usage)
+  end
+  return found, positional
+end
+
+-- { "k=v", … } -> table of settings.
+function cli.settings(list)
+  local set = {}
+  for _, text in ipairs(list or {}) do
+    local name, value = params.parse(text)
+    if set[name] ~= nil then errors.usage("--set %s is given twice", name) end
+    set[name] = value
+  end
+  return set
+end
+
+-- Several values after one option: --text A B C. Rewrites to repeated options.
+function cli.spread(words, option)
+  local out, active = {}, false
+  for _, word in ipairs(words) do
+    if word == option then
+      active = true
+    elseif word:sub(1, 1) == "-" and word ~= "-" then
+      active = false
+      out[#out + 1] = word
+    elseif active then
+      out[#out + 1] = option .. "=" .. word
+    else
+      out[#out + 1] = word
+    end
+  end
+  return out
+end
+
+local function wrap(text, indent, width)
+  local lines, line = {}, ""
+  for word in text:gmatch("%S+") do
+    if #line + #word + 1 > width - indent and line ~= "" then
+      lines[#lines + 1] = line
+      line = word
+    else
+      line = line == "" and word or line .. " " .. word
+    end
+  end
+  lines[#lines + 1] = line
+  return table.concat(lines, "\n" .. (" "):rep(indent))
+end
+
+function cli.help(command)
+  local lines = { "usage: perigee " .. command.usage, "", wrap(command.description, 0, 80) }
+  if command.options and #command.options > 0 then
+    lines[#lines + 1] = ""
+    for _, option in ipairs(command.options) do
+      local left = "--" .. option.name .. (option.value and " " .. option.value or "")
+      lines[#lines + 1] = ("  %-26s %s"):format(left, wrap(option.help, 29, 90))
+    end
+  end
+  return table.concat(lines, "\n") .. "\n"
+end
+
+-- Options shared by the commands that train.
+cli.training_options = {
+  { name = "set", value = "NAME=VALUE", many = true,
+    help = "give a value to a parameter that the recipe declares with pg.params" },
+  { name = "max-time", value = "TIME", kind = "duration",
+    help = "stop with a checkpoint (exit code 75) after seconds, 10m, 1h30m or HH:MM:SS" },
+  { name = "max-updates", value = "N", kind = "integer", min = 1,
+    help = "end the run after N updates; the schedule keeps its length" },
+  { name = "device", value = "NAME", choices = { "auto", "cpu", "cuda" },
+    help = "auto, cpu or cuda" },
+  { name = "compute", value = "TYPE", choices = { "auto", "fp32", "bf16" },
+    help = "auto, fp32 or bf16" },
+  { name = "threads", value = "N", kind = "integer", min = 1,
+    help = "compute threads (default: the CPUs this process may run on)" },
+  { name = "quiet", help = "print nothing but errors" },
+}
+
+function cli.with_training(options)
+  local all = {}
+  for _, option in ipairs(options) do all[#all + 1] = option end
+  for _, option in ipairs(cli.training_options) do all[#all + 1] = option end
+  return all
+end
+
+return cli

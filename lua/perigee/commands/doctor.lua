@@ -1,0 +1,77 @@
+-- perigee doctor
+local cli = require "perigee.cli"
+local core = require "perigee.core"
+local errors = require "perigee.errors"
+
+local command = {
+  name = "doctor", usage = "doctor",
+  description = "What this machine and this build can do: device, CPU features, libraries, "
+    .. "threads, limits. Ends with the things that cost speed or may fail.",
+  positional = { 0, 0 }, options = {},
+}
+
+local function limits()
+  local file = io.open("/proc/self/limits")
+  if not file then return {} end
+  local found = {}
+  for line in file:lines() do
+    for name, key in pairs { ["Max open files"] = "open files", ["Max address space"] =
+      "address space", ["Max file size"] = "file size", ["Max locked memory"] = "locked memory" } do
+      local soft = line:match("^" .. name .. "%s+(%S+)")
+      if soft then found[#found + 1] = ("%s %s"):format(key, soft) end
+    end
+  end
+  file:close()
+  table.sort(found)
+  return found
+end
+
+local function line(name, value) print(("%-16s %s"):format(name, tostring(value))) end
+
+return function(words)
+  local options = cli.parse(command, words)
+  if options.help then
+    io.stdout:write(cli.help(command))
+    return 0
+  end
+  local host = core.host()
+  local ctx <close> = errors.try(core.context {})
+  local advice = {}
+  line("perigee", core.version)
+  line("lua", _VERSION)
+  line("system", host.os or "?")
+  line("cpu", ("%s, %s cores"):format(host.cpu or "?", host.cores or "?"))
+  line("cpu level", ("%s (built: %s)"):format(ctx:cpu_level(),
+    table.concat(core.build.cpu_levels or {}, ", ")))
+  line("memory", host.memory_bytes and ("%.1f GiB"):format(host.memory_bytes / 2 ^ 30) or "?")
+  line("device", ctx:device())
+  line("cuda", core.build.cuda and "built" or "not built")
+  line("threads", ctx:threads())
+  line("openblas", host.openblas or "?")
+  line("openblas mode", host.openblas_parallel or "?")
+  line("limits", table.concat(limits(), ", "))
+  line("free here", ("%.1f GiB"):format((core.fs.free(".") or 0) / 2 ^ 30))
+  for _, name in ipairs { "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY",
+    "OMP_PROC_BIND" } do
+    local value = os.getenv(name)
+    if value then line(name, value) end
+  end
+  local mode = tostring(host.openblas_parallel or ""):lower()
+  if mode ~= "openmp" and mode ~= "2" then
+    advice[#advice + 1] = "OpenBLAS is not the OpenMP build: install libopenblas0-openmp"
+  end
+  if ctx:cpu_level() == "base" then
+    advice[#advice + 1] = "no AVX2: expect a tenth of the usual speed"
+  end
+  local cores = tonumber(host.cores)
+  if cores and ctx:threads() > cores then
+    advice[#advice + 1] = ("%d threads on %d cores: threads will wait for each other"):format(
+      ctx:threads(), cores)
+  end
+  if #advice == 0 then
+    print("everything looks fine")
+  else
+    for _, text in ipairs(advice) do print("note: " .. text) end
+  end
+  return 0
+end

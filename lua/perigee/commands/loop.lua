@@ -1,0 +1,53 @@
+-- Run a prepared run to its end and report; shared by train, resume and fork.
+local checkpoints = require "perigee.checkpoints"
+local console = require "perigee.console"
+local errors = require "perigee.errors"
+local runs = require "perigee.run"
+
+local function report(run)
+  local final = run.final
+  local parts = { ("%s at update %d"):format(run.status, run.update) }
+  if run.reason and run.status ~= "finished" then
+    parts[1] = ("%s (%s) at update %d of %d"):format(run.status, run.reason, run.update, run.last)
+  end
+  if final["validation/loss"] then
+    parts[#parts + 1] = ("validation loss %.5f"):format(final["validation/loss"])
+  end
+  if final["diagnostics/lm_head_step/diameter_exact"] then
+    parts[#parts + 1] = ("diameter %.5e"):format(final["diagnostics/lm_head_step/diameter_exact"])
+  end
+  if final["validation/hilbert_step/rms"] then
+    parts[#parts + 1] = ("Hilbert RMS %.5e"):format(final["validation/hilbert_step/rms"])
+  end
+  parts[#parts + 1] = console.duration(run:elapsed())
+  run.console:print(table.concat(parts, ", "))
+  if run.status == "stopped" then
+    run.console:note(("checkpoint %s; continue with: perigee resume %s"):format(
+      checkpoints.name(run.update), run.out))
+  end
+end
+
+return function(handle)
+  local run = runs.inner(handle)
+  local ok, e = pcall(function()
+    for _ in handle:updates() do end -- luacheck: ignore 542
+  end)
+  if not ok then
+    local session = require "perigee.session"
+    session.trace = run.trace
+    run.console:clear()
+    if run.hook_failed and run.saved_update == run.update then
+      io.stderr:write(("perigee: saved %s; continue with: perigee resume %s\n"):format(
+        run.last_checkpoint, run.out))
+    end
+    run:release()
+    error(e, 0)
+  end
+  report(run)
+  local status = run.status
+  handle:close()
+  if status ~= "stopped" and status ~= "finished" then
+    errors.world("the run ended as " .. status, "ESTATE")
+  end
+  return status == "stopped" and 75 or 0
+end

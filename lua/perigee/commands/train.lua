@@ -1,0 +1,26 @@
+-- perigee train RECIPE
+local cli = require "perigee.cli"
+local loop = require "perigee.commands.loop"
+local session = require "perigee.session"
+
+local command = {
+  name = "train", usage = "train RECIPE [--set name=value]… [--out DIR] [--max-time T]",
+  description = "Train a recipe. The run directory (default: runs/NAME-NNN) must not exist yet. "
+    .. "Exit codes: 0 done, 1 error, 2 usage, 75 stopped by a signal or --max-time with a "
+    .. "checkpoint to resume from.",
+  positional = { 1, 1 },
+  options = cli.with_training {
+    { name = "out", value = "DIR", help = "the run directory, which must not exist" },
+  },
+}
+
+return function(words)
+  local options, positional = cli.parse(command, words)
+  if options.help then
+    io.stdout:write(cli.help(command))
+    return 0
+  end
+  options.set = cli.settings(options.set)
+  options.signals = true
+  return loop(session.new(positional[1], options))
+end

@@ -1,0 +1,107 @@
+-- pg.diagnostics: measurements of the head and of the model, as hooks. They use only what `run`
+-- offers to any hook, change nothing, and may be called by hand: pg.diagnostics.validation{…}(run).
+--
+-- prepare(run) runs before the run directory exists and refuses what cannot work; its result is
+-- handed to measure(run, prepared).
+local errors = require "perigee.errors"
+local keys = require "perigee.keys"
+local check = require "perigee.check"
+
+local diagnostics = {}
+
+local Diagnostic = { __name = "a diagnostic" }
+Diagnostic.__index = Diagnostic
+Diagnostic.__tostring = function(self) return "pg.diagnostics." .. self.name end
+
+local prepared = setmetatable({}, { __mode = "k" }) -- run -> diagnostic -> prepared value
+
+local function new(name, prepare, measure)
+  return setmetatable({ name = name, prepare_with = prepare, measure = measure,
+    where = errors.where() }, Diagnostic)
+end
+
+function diagnostics.is(value) return getmetatable(value) == Diagnostic end
+
+function Diagnostic:prepare(run)
+  prepared[run] = prepared[run] or {}
+  if prepared[run][self] == nil then
+    prepared[run][self] = self.prepare_with(run, self.where) or true
+  end
+  return prepared[run][self]
+end
+
+function Diagnostic:__call(run) return self.measure(run, self:prepare(run)) end
+
+-- Exact row diameter of the head's increment and the tokens that attain it (SPEC §4).
+function diagnostics.head_diameter(options)
+  keys.check(check.table(nil, "pg.diagnostics.head_diameter", options or {}), {},
+    "pg.diagnostics.head_diameter")
+  return new("head_diameter", function(run, where)
+    if run.head.optimizer == "frozen" then
+      errors.at(where, "pg.diagnostics.head_diameter: the head is frozen and has no increment")
+    end
+  end, function(run)
+    local name = "diagnostics/lm_head_step/diameter_exact"
+    if run.update == 0 then return nil end -- no increment yet
+    local found = run:diameter(run.head.increment)
+    run:log(name, found.value)
+    if found.rows then
+      -- Rows count from 1, token ids from 0.
+      local first, second = found.rows[1] - 1, found.rows[2] - 1
+      run:log("diagnostics/lm_head_step/diameter_tokens", { first, second })
+      local a, b = run:token_text(first), run:token_text(second)
+      if a and b then run:log("diagnostics/lm_head_step/diameter_text", { a, b }) end
+    end
+    return found.value
+  end)
+end
+
+-- What hilbert_panel may be: a number of tokens, or { tokens, ranks, micro } (SPEC §4).
+local function panel_options(value)
+  local name = "hilbert_panel"
+  if type(value) == "number" then return { tokens = check.integer(nil, name, value, 1) } end
+  check.table(nil, name, value, "a number of tokens or { tokens = …, ranks = …, micro = … }")
+  keys.check(value, { "tokens", "ranks", "micro" }, name)
+  return {
+    tokens = check.integer(nil, name .. ".tokens", value.tokens, 1),
+    ranks = check.integer(nil, name .. ".ranks", value.ranks or 1, 1),
+    micro = check.integer(nil, name .. ".micro", value.micro or 1, 1),
+  }
+end
+
+-- Validation loss on a fixed prefix of the validation split and, with hilbert_panel, the Hilbert
+-- RMS of the head's increment over a fixed panel of positions.
+function diagnostics.validation(options)
+  check.table(nil, "pg.diagnostics.validation", options)
+  keys.check(options, { "tokens", "hilbert_panel" }, "pg.diagnostics.validation")
+  local tokens = check.integer(nil, "pg.diagnostics.validation tokens", options.tokens, 1)
+  local panel = options.hilbert_panel and panel_options(options.hilbert_panel)
+  return new("validation", function(run)
+    run:validation_tokens(tokens)
+    return { panel = panel and run:panel(panel) or nil }
+  end, function(run, ready)
+    local found = run:validate { tokens = tokens }
+    run:log("validation/loss", found.loss)
+    run:log("validation/perplexity", math.exp(found.loss))
+    run:log("validation/tokens", found.tokens)
+    run:log("validation/seconds", found.seconds)
+    run:log("events/evaluation", 1)
+    if ready.panel and run.update > 0 and run.head.optimizer ~= "frozen" then
+      run:log("validation/hilbert_step/rms", (run:hilbert(ready.panel)))
+      run:log("validation/hilbert_step/tokens", ready.panel:tokens())
+      run:log("validation/hilbert_step/panel", ready.panel:hash())
+    end
+    return found.loss
+  end)
+end
+
+diagnostics.public = setmetatable({
+  head_diameter = diagnostics.head_diameter, validation = diagnostics.validation,
+}, {
+  __index = function(_, name)
+    errors.misuse("pg.diagnostics has no '%s'%s", tostring(name),
+      keys.suggestion(name, { "head_diameter", "validation" }))
+  end,
+})
+
+return diagnostics

@@ -1,0 +1,249 @@
+-- The methods of `run`, for hooks and scripts.
+local core = require "perigee.core"
+local check = require "perigee.check"
+local errors = require "perigee.errors"
+local keys = require "perigee.keys"
+local optim = require "perigee.optim"
+local runs = require "perigee.run"
+local state = require "perigee.state"
+
+local methods = runs.methods
+local inner = runs.inner
+
+local function open_run(handle)
+  local run = inner(handle)
+  if run.closed then errors.misuse("the run is closed") end
+  return run
+end
+
+-- ---- the loop --------------------------------------------------------------------------------
+
+-- for update in run:updates() do … end
+function methods.updates(handle)
+  local run = open_run(handle)
+  local function next_update()
+    local ok, result = xpcall(run.next_update, function(e)
+      run.trace = run.trace or debug.traceback(errors.text(e), 2)
+      return e
+    end, run)
+    if ok then return result end
+    run:fail(result)
+    error(result, 0)
+  end
+  local leaving = setmetatable({}, { __close = function(_, e)
+    if e ~= nil then
+      run:fail(e)
+    elseif run.status == "running" and not run.closed then
+      run:finish_update() -- the loop was left with break
+    end
+  end })
+  return next_update, nil, nil, leaving
+end
+
+-- One update; returns the number of completed updates, or nil when the run is over.
+function methods.step(handle)
+  local run = open_run(handle)
+  if run.busy then
+    errors.misuse("the run is inside an update: a hook or an optimizer may not advance it")
+  end
+  local ok, result = pcall(run.next_update, run)
+  if ok then return result end
+  run:fail(result)
+  error(result, 0)
+end
+
+-- End after this update, as planned: the interval is reported and a final checkpoint saved.
+function methods.stop(handle, reason)
+  local run = open_run(handle)
+  run.stop_reason = reason == nil and "run:stop" or check.string(nil, "reason", reason)
+end
+
+function methods.close(handle) inner(handle):close() end
+
+-- Save a checkpoint now; returns its path.
+function methods.checkpoint(handle)
+  local run = open_run(handle)
+  return run:save_checkpoint()
+end
+
+-- ---- logging and saving ----------------------------------------------------------------------
+
+local reserved = { ["progress/update"] = true, ["progress/tokens"] = true, nonfinite = true,
+  session = true }
+
+local function loggable(name, value, depth)
+  local kind = type(value)
+  if kind == "number" or kind == "boolean" then return end
+  if kind == "string" then
+    if not utf8.len(value) then
+      check.fail(nil, ("run:log %q value"):format(name), value, "text in UTF-8")
+    end
+    return
+  end
+  if kind == "table" and getmetatable(value) == nil and depth < 4 then
+    for k, v in pairs(value) do
+      if type(k) ~= "string" and math.type(k) ~= "integer" then
+        check.fail(nil, ("run:log %q key"):format(name), k, "a string or a position")
+      end
+      loggable(name, v, depth + 1)
+      if type(v) == "number" and (v ~= v or v == math.huge or v == -math.huge) then
+        check.fail(nil, ("run:log %q element"):format(name), v, "a finite number")
+      end
+    end
+    return
+  end
+  check.fail(nil, ("run:log %q value"):format(name), value,
+    "a number, a string, a boolean or a table of these")
+end
+
+-- Add a value to this update's metrics line.
+function methods.log(handle, name, value)
+  local run = open_run(handle)
+  check.string(nil, "run:log name", name)
+  if reserved[name] or not utf8.len(name) then
+    check.fail(nil, "run:log name", name, "a name in UTF-8 that the run does not write itself")
+  end
+  loggable(name, value, 1)
+  table.insert(run.entries, { name, value })
+end
+
+-- Write a tensor as NAME.safetensors into the run directory; returns the path.
+function methods.save(handle, name, tensor)
+  local run = open_run(handle)
+  check.string(nil, "run:save name", name)
+  local allowed = "a file name of letters, digits and _ . - (with / for folders)"
+  if not name:match("^[%w_.%-/]+$") or name:sub(1, 1) == "/" or name:find("..", 1, true)
+    or name:match("^checkpoints/") or name:sub(-1) == "/" then
+    check.fail(nil, "run:save name", name, allowed)
+  end
+  if type(tensor) ~= "userdata" then check.fail(nil, "run:save tensor", tensor, "a tensor") end
+  local path = ("%s/%s"):format(run.out, name)
+  if not path:match("%.safetensors$") then path = path .. ".safetensors" end
+  local folder = path:match("^(.*)/")
+  errors.try(core.fs.make(folder))
+  errors.try(core.save_tensors(run.ctx, path, { { "tensor", tensor } },
+    { update = tostring(run.update), run = run.spec.name }))
+  return path
+end
+
+-- ---- parameters ------------------------------------------------------------------------------
+
+function methods.parameter(handle, name)
+  local run = open_run(handle)
+  check.string(nil, "run:parameter name", name)
+  local found = run.by_name[name]
+  if found then return found end
+  local known = {}
+  for _, parameter in ipairs(run.parameters) do known[#known + 1] = parameter.name end
+  errors.misuse("run:parameter: no parameter is called %s; did you mean '%s'?",
+    check.show(name), keys.nearest(name:sub(1, 80), known))
+end
+
+-- From the next update on, another optimizer for the selected parameters.
+function methods.set_optimizer(handle, selector, optimizer)
+  local run = open_run(handle)
+  if not optim.is(optimizer) then
+    check.fail(nil, "run:set_optimizer optimizer", optimizer, "pg.optim.NAME{…}")
+  end
+  local names = run:select(selector)
+  local saved = optimizer:to_data()
+  run:change_optimizer(names, optimizer)
+  table.insert(run.changes, { update = run.update, parameters = core.json.array(names),
+    optimizer = saved })
+end
+
+-- Change weights: fn(value) works on the parameter's tensor in place.
+function methods.edit(handle, parameter, fn)
+  local run = open_run(handle)
+  if type(parameter) == "string" then parameter = methods.parameter(handle, parameter) end
+  if run.by_name[parameter.name] == nil then
+    check.fail(nil, "run:edit parameter", parameter, "a parameter of this run")
+  end
+  if type(fn) ~= "function" then check.fail(nil, "run:edit", fn, "a function(tensor)") end
+  fn(parameter.value)
+end
+
+-- ---- measurements ----------------------------------------------------------------------------
+
+-- Let a signal interrupt a long measurement: it then fails with ECANCELED.
+local function cancellable(run, f)
+  if not run.options.signals then return f() end
+  core.signals.cancel_on(run.ctx, true)
+  local results = table.pack(pcall(f))
+  core.signals.cancel_on(run.ctx, false)
+  run.ctx:resume()
+  if not results[1] then error(results[2], 0) end
+  return table.unpack(results, 2, results.n)
+end
+
+-- Tokens that a validation of `requested` tokens really uses (SPEC §2); too few is an error.
+function methods.validation_tokens(handle, requested)
+  local run = open_run(handle)
+  check.integer(nil, "validation tokens", requested, 1)
+  local time, micro = run.model_config.context, run.spec.batch.micro
+  local wanted = math.max(1, requested // (micro * time))
+  local groups, tokens = run.spec.data:validation_groups(run.ctx, time, micro)
+  if wanted > groups then
+    errors.world(("EDATA: validation tokens = %d needs %d batches of %d x %d tokens: the "
+      .. "validation split %s holds %d (%d tokens)"):format(requested, wanted, micro, time,
+      run.spec.data.val, groups, tokens), "EDATA")
+  end
+  return wanted * micro * time
+end
+
+-- { loss, tokens, batches, seconds }
+function methods.validate(handle, options)
+  local run = open_run(handle)
+  check.table(nil, "run:validate", options, "{ tokens = n }")
+  keys.check(options, { "tokens" }, "run:validate")
+  check.integer(nil, "run:validate tokens", options.tokens, 1)
+  return cancellable(run, function()
+    return errors.try(run.core:validate { tokens = options.tokens })
+  end)
+end
+
+-- A panel of validation positions for run:hilbert; { tokens, ranks, micro }.
+function methods.panel(handle, options)
+  local run = open_run(handle)
+  if type(options) == "number" then options = { tokens = options } end
+  check.table(nil, "run:panel", options, "{ tokens = n, ranks = 1, micro = 1 }")
+  local panel = errors.try(run.core:panel(options))
+  run.panels = run.panels or {}
+  table.insert(run.panels, panel)
+  return panel
+end
+
+-- Hilbert RMS of a matrix (default: the head's increment) over a panel.
+function methods.hilbert(handle, panel, matrix, with_ranges)
+  local run = open_run(handle)
+  return cancellable(run, function()
+    return errors.try(run.core:hilbert(panel, matrix, with_ranges))
+  end)
+end
+
+-- { value, rows, … } of a matrix: see core.diameter.
+function methods.diameter(handle, matrix)
+  local run = open_run(handle)
+  return cancellable(run, function() return errors.try(core.diameter(matrix)) end)
+end
+
+-- The text of a token as valid UTF-8 (other bytes as \xNN); nil when the data has no tokenizer.
+function methods.token_text(handle, id)
+  local run = open_run(handle)
+  if not run.tokenizer_path then return nil end
+  if not run.tokenizer then
+    run.tokenizer = errors.try(core.tokenizer(run.ctx, run.tokenizer_path))
+  end
+  local bytes = run.tokenizer:bytes(id)
+  if not bytes then return nil end
+  if utf8.len(bytes) then return bytes end
+  return (bytes:gsub("[\128-\255]", function(c) return ("\\x%02x"):format(c:byte()) end))
+end
+
+-- Bytes of the state that a checkpoint would hold for the host: raises when run.state cannot be
+-- saved, naming the path.
+function methods.check_state(handle)
+  return #core.json.encode(state.collect(open_run(handle)))
+end
+
+return methods

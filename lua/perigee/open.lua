@@ -1,0 +1,203 @@
+-- From a recipe to a run that could take its first step, without writing anything: context, data,
+-- model, optimizers, hooks. Whatever can be refused is refused here.
+local core = require "perigee.core"
+local check = require "perigee.check"
+local errors = require "perigee.errors"
+local keys = require "perigee.keys"
+local params = require "perigee.params"
+local random = require "perigee.random"
+local recipe = require "perigee.recipe"
+local routing = require "perigee.routing"
+local sources = require "perigee.sources"
+local tracker = require "perigee.tracker"
+
+local open = {}
+
+local option_keys = { "out", "set", "device", "threads", "compute", "micro", "max_updates",
+  "max_time", "quiet", "signals", "console" }
+open.option_keys = option_keys
+
+function open.check_options(options, what)
+  check.table(nil, what .. " options", options)
+  keys.check(options, option_keys, what)
+  if options.out ~= nil then check.string(nil, "out", options.out) end
+  if options.threads ~= nil then check.integer(nil, "threads", options.threads, 0, 4096) end
+  if options.micro ~= nil then check.integer(nil, "micro", options.micro, 1) end
+  if options.max_updates ~= nil then check.integer(nil, "max_updates", options.max_updates, 1) end
+  if options.max_time ~= nil then
+    check.number(nil, "max_time", options.max_time, { min = 0, open_min = true })
+  end
+  if options.set ~= nil then check.table(nil, "set", options.set) end
+end
+
+-- Read a recipe file with parameters set. Returns the recipe, the reading, the parameter values.
+function open.read(path, given, archive)
+  local values, reading, result = random.during_reading(params.with, given or {}, sources.run,
+    path, { archive = archive })
+  if not recipe.is(result) then
+    errors.world(("EFORMAT: %s returned %s: expected `return pg.recipe { … }`"):format(path,
+      check.show(result)), "EFORMAT")
+  end
+  return result, reading, values
+end
+
+-- The plan: schedule length, where the run ends.
+local function plan(run)
+  local spec = run.spec
+  local weights = run.model_config.weights
+  run.tokens_per_update = spec.batch.sequences * run.model_config.context
+  if spec.updates then
+    run.total = spec.updates
+  else
+    local target = spec.tokens_per_parameter * weights
+    run.total = math.floor(target / run.tokens_per_update)
+    if run.total < 1 then
+      errors.at(spec.where, "tokens_per_parameter = %s gives less than one update: %d tokens, "
+        .. "expected at least the %d of one update", check.show(spec.tokens_per_parameter),
+        math.floor(target), run.tokens_per_update)
+    end
+  end
+  run.last = math.min(run.total, run.options.max_updates or spec.max_updates or run.total)
+end
+
+-- Every schedule and function-valued hyperparameter must answer at both ends of the plan.
+local function check_schedules(run)
+  local function both_ends(f)
+    f(0)
+    f(run.total - 1)
+  end
+  local spec = run.spec
+  errors.guard_world(spec.schedule.where, function()
+    both_ends(function(t) spec.schedule:scale(t, run.total) end)
+  end)
+  for _, entry in ipairs(spec.entries) do
+    errors.guard_world(entry.where, function()
+      if entry.schedule then
+        both_ends(function(t) entry.schedule:scale(t, run.total) end)
+      end
+      both_ends(function(t) entry.optimizer:values(t, run.total) end)
+    end)
+  end
+end
+
+-- Vocabulary: model.vocab, else dataset.json, else the tokenizer, else an error.
+local function resolve_vocabulary(run)
+  local spec = run.spec
+  if spec.model.vocab then return spec.model.vocab, "model.vocab" end
+  local vocab, from = spec.data:vocabulary(run.ctx)
+  if not vocab and spec.model.preset then return nil, "the preset" end
+  if not vocab then
+    errors.at(spec.where, "the vocabulary is unknown: %s has neither dataset.json nor "
+      .. "tokenizer.json; expected model.vocab = n", spec.data.path)
+  end
+  return vocab, from
+end
+
+local function model_table(run, vocab)
+  local model = {}
+  for key, value in pairs(run.spec.model) do
+    if key ~= "init" then model[key] = value end
+  end
+  model.vocab = vocab
+  return model
+end
+
+local function open_context(run)
+  local spec, options = run.spec, run.options
+  local compute = options.compute or spec.compute
+  check.one_of(spec.where, "compute", compute, { "auto", "fp32", "bf16" })
+  if compute == "bf16" then
+    errors.world('EUNSUPPORTED: compute = "bf16" is not available on the cpu: expected "auto" or '
+      .. '"fp32"', "EUNSUPPORTED")
+  end
+  local device = options.device or spec.device
+  check.one_of(nil, "device", device, { "auto", "cpu", "cuda" })
+  local threads = options.threads or spec.threads
+  return errors.try(core.context { device = device, threads = threads > 0 and threads or nil })
+end
+
+-- Options of the core's run.
+local function core_options(run)
+  local spec = run.spec
+  return {
+    data = spec.data.path, train = spec.data.train, val = spec.data.val,
+    sequences = spec.batch.sequences, micro = spec.batch.micro,
+    clip = spec.clip or math.huge, data_seed = spec.seed.data, read_ahead = spec.data.read_ahead,
+    keep_increments = spec.increments,
+  }
+end
+
+-- Hand the parameters of every entry to its optimizer.
+local function assign_entries(run)
+  run.assignments = {}
+  run.owner = {}
+  for _, entry in ipairs(run.spec.entries) do
+    if #entry.parameters > 0 then
+      errors.located(entry.where, run.assign, run, entry.optimizer, entry.parameters,
+        entry.schedule, entry.decay_scale)
+    end
+  end
+  errors.try(run.core:check())
+end
+
+-- Fill `run` (see run.lua) from a recipe. The caller closes it on failure.
+function open.prepare(run, rec, options)
+  run.options = options
+  run.recipe = rec
+  local spec = rec:spec()
+  run.spec = spec
+  if options.data_path then spec.data = spec.data:at(options.data_path) end
+  if options.micro then
+    if spec.batch.sequences % options.micro ~= 0 then
+      errors.usage("--micro %d is not allowed: expected a divisor of batch.sequences = %d",
+        options.micro, spec.batch.sequences)
+    end
+    spec.batch.micro = options.micro
+  end
+  spec.data:require_folder()
+  run.ctx = open_context(run)
+  local vocab
+  vocab, run.vocab_from = resolve_vocabulary(run)
+  run.model_config = errors.located(spec.where, function()
+    return errors.try(core.model_config(model_table(run, vocab)))
+  end)
+  plan(run)
+  check_schedules(run)
+  local model_options = model_table(run, vocab)
+  run.model = errors.try(core.model(run.ctx, model_options))
+  run.parameters = run.model:parameters()
+  run.by_name = {}
+  for _, parameter in ipairs(run.parameters) do
+    run.by_name[parameter.name] = parameter
+    if parameter.role == "head" then run.head = parameter end
+    if parameter.role == "embedding" then run.embedding = parameter end
+  end
+  routing.route(spec.entries, run.parameters, spec.where)
+  run.core = errors.located(spec.where, function()
+    return errors.try(core.run(run.model, core_options(run)))
+  end)
+  run.data_digest = errors.try(core.digest(run.ctx, spec.data.path))
+  run.updates_per_epoch = run.core:loader().updates_per_epoch
+  assign_entries(run)
+  if spec.model.init then
+    errors.try(run.model:load(spec.model.init))
+  else
+    run.model:init(spec.seed.init)
+  end
+  run.tracker = tracker.new { tokens_per_update = run.tokens_per_update,
+    max_norm = spec.clip or 1.0, clipping = spec.clip ~= false }
+  run.random = random.pair(spec.seed.init)
+  run.tokenizer_path = spec.data:tokenizer_path()
+end
+
+-- Hooks that measure get ready (panels are read, sizes checked).
+function open.prepare_hooks(run)
+  for _, hook in ipairs(run.spec.hooks) do
+    local meta = getmetatable(hook.action)
+    if type(meta) == "table" and meta.prepare then
+      errors.guard_world(hook.where, function() hook.action:prepare(run.handle) end)
+    end
+  end
+end
+
+return open

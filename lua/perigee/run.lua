@@ -1,0 +1,425 @@
+-- A run: what hooks and scripts see as `run`, and the loop behind it.
+--
+-- One update (DESIGN): step -> hooks in list order -> one merged metrics line -> checkpoint.
+-- run:updates() yields the number of completed updates after the hooks; what the loop's body logs
+-- joins the same line, which is written when the body is done.
+--
+-- The user holds a handle; its state is in a Run table that this module keeps.
+local core = require "perigee.core"
+local check = require "perigee.check"
+local checkpoints = require "perigee.checkpoints"
+local console = require "perigee.console"
+local errors = require "perigee.errors"
+local keys = require "perigee.keys"
+local random = require "perigee.random"
+local record = require "perigee.record"
+local routing = require "perigee.routing"
+local state = require "perigee.state"
+
+local runs = {}
+
+local Run = {}
+Run.__index = Run
+
+local methods = {} -- run:METHOD, defined in handle.lua
+runs.methods = methods
+local of_handle = setmetatable({}, { __mode = "k" })
+
+-- The Run behind a handle.
+function runs.inner(handle)
+  local run = of_handle[handle]
+  if not run then check.fail(nil, "run", handle, "a run (call methods as run:name())") end
+  return run
+end
+
+-- Fields that hooks may read; nil before the first update where that makes sense.
+local fields = { loss = true, update = true, tokens = true, grad_norm = true, clip_factor = true,
+  scale = true, batch_hash = true, parameters = true, head = true, embedding = true, out = true,
+  name = true, total = true, last = true, state = true, schedule = true, status = true,
+  reason = true, context = true, config = true, params = true, epoch = true,
+  last_checkpoint = true }
+
+local function known_names()
+  local names = {}
+  for name in pairs(fields) do names[#names + 1] = name end
+  for name in pairs(methods) do names[#names + 1] = name end
+  table.sort(names)
+  return names
+end
+
+local function read_field(handle, key)
+  if methods[key] then return methods[key] end
+  if not fields[key] then
+    errors.misuse("run has no '%s'%s", tostring(key), keys.suggestion(key, known_names()))
+  end
+  local run = runs.inner(handle)
+  if key == "context" then return run.ctx end
+  if key == "config" then return run.model_config end
+  if key == "schedule" then return run.spec.schedule:bind(run.total) end
+  if key == "name" then return run.spec.name end
+  if key == "epoch" then return run:epoch() end
+  return run[key]
+end
+
+local function write_field(handle, key, value)
+  if key == "state" then
+    runs.inner(handle).state = check.table(nil, "run.state", value, "a plain table")
+    return
+  end
+  errors.misuse("run.%s cannot be set: what must survive a resume belongs into run.state",
+    tostring(key))
+end
+
+local handle_meta = {
+  __name = "a run", __index = read_field, __newindex = write_field,
+  __close = function(handle) methods.close(handle) end,
+  __gc = function(handle)
+    local run = of_handle[handle]
+    if run then pcall(run.release, run) end
+  end,
+  __tostring = function(handle)
+    local run = of_handle[handle]
+    return ("run %s at update %d of %d"):format(run.spec and run.spec.name or "?", run.update,
+      run.last or 0)
+  end,
+}
+
+function runs.new()
+  local run = setmetatable({ update = 0, tokens = 0, state = {}, entries = {}, pending = {},
+    changes = {}, elapsed_before = 0.0, status = "prepared", session = 1, final = {} }, Run)
+  run.handle = setmetatable({}, handle_meta)
+  of_handle[run.handle] = run
+  return run
+end
+
+-- ---- assignments -----------------------------------------------------------------------------
+
+-- Let `optimizer` update these parameters from the next update on.
+function Run:assign(optimizer, parameters, schedule, decay_scale)
+  local index = errors.try(self.core:assign {
+    optimizer = optimizer:core_optimizer(),
+    hypers = optimizer:values(self.update, self.total),
+    independent_decay = (decay_scale or optimizer.decay_scale) == "independent",
+    parameters = parameters,
+  })
+  self.assignments[index] = { optimizer = optimizer, schedule = schedule, index = index }
+  for _, parameter in ipairs(parameters) do self.owner[parameter.name] = index end
+  return index
+end
+
+-- run:set_optimizer: parameters keep the schedule of the entry that they had.
+function Run:change_optimizer(names, optimizer)
+  local order, groups = {}, {}
+  for _, name in ipairs(names) do
+    local schedule = self.assignments[self.owner[name]].schedule or self.spec.schedule
+    if not groups[schedule] then
+      groups[schedule] = {}
+      order[#order + 1] = schedule
+    end
+    table.insert(groups[schedule], self.by_name[name])
+  end
+  for _, schedule in ipairs(order) do
+    self:assign(optimizer, groups[schedule], schedule ~= self.spec.schedule and schedule or nil)
+  end
+end
+
+-- Scales and function-valued hyperparameters of update index t.
+function Run:set_hypers(t)
+  self.scale = self.spec.schedule:scale(t, self.total)
+  for _, a in pairs(self.assignments) do
+    a.scale = a.schedule and a.schedule:scale(t, self.total) or self.scale
+    self.core:set(a.index, { scale = a.scale, hypers = a.optimizer:changing(t, self.total) })
+  end
+end
+
+-- Learning rate and peak of a role at the last update: those of its first parameter.
+function Run:role_rates(role)
+  for _, parameter in ipairs(self.parameters) do
+    if parameter.role == role then
+      local a = self.assignments[self.owner[parameter.name]]
+      local peak = a.optimizer:peak(math.max(0, self.update - 1), self.total)
+      return peak * (a.scale or 0), peak
+    end
+  end
+end
+
+-- ---- one update ------------------------------------------------------------------------------
+
+function Run:epoch()
+  if self.update == 0 then return 0 end
+  local served = self.core:loader().batches
+  return (math.max(served, 1) - 1) // self.updates_per_epoch
+end
+
+local function guard_entry(self)
+  if self.busy then
+    errors.misuse("the run is inside an update: a hook or an optimizer may not advance it")
+  end
+  if self.closed then errors.misuse("the run is closed") end
+end
+
+-- The step alone.
+function Run:step()
+  local t = self.update
+  self:set_hypers(t)
+  local step = errors.try(self.core:step())
+  self.update, self.tokens = step.update, step.tokens
+  self.loss, self.grad_norm, self.clip_factor = step.loss, step.norm, step.factor
+  self.batch_hash, self.step_seconds = step.batch_hash, step.seconds
+  self.trained_seconds = (self.trained_seconds or 0) + step.seconds
+  self.session_tokens = (self.session_tokens or 0) + self.tokens_per_update
+  self.tracker:add(step)
+  self.line_written = false
+end
+
+-- Call a hook in a coroutine of its own, so that a yield cannot leave the run half done.
+local function call_hook(hook, handle)
+  local co = coroutine.create(function() hook.action(handle) end)
+  local ok, e = coroutine.resume(co)
+  if ok and coroutine.status(co) ~= "dead" then
+    ok, e = false, "a hook may not yield"
+  end
+  if ok then return true end
+  local trace = debug.traceback(co, errors.text(e))
+  coroutine.close(co)
+  return false, e, trace
+end
+
+-- A hook's error as one located line; world failures keep their name.
+local function hook_error(self, hook, e)
+  local text = errors.text(e)
+  local context = ("hook %s, update %d"):format(hook.occasion.text, self.update)
+  if type(e) == "string" and text:match("^[^%s:]+:%d+: ") then
+    return ("%s (%s)"):format(text, context)
+  end
+  return ("%s: %s (%s)"):format(hook.where or self.spec.where or "recipe", text, context)
+end
+
+-- Run the hooks that are due, from a list of indices. A measurement that a signal interrupts, and
+-- whatever a failure left out, is pending: a resume makes up for it.
+function Run:run_hooks(indices)
+  self.pending = {}
+  for position, index in ipairs(indices) do
+    local hook = self.spec.hooks[index]
+    local measurement = type(hook.action) ~= "function"
+    if measurement and self:signal() then
+      table.insert(self.pending, index)
+    else
+      self.busy = true
+      local ok, e, trace = call_hook(hook, self.handle)
+      self.busy = false
+      if not ok and errors.is_failure(e) and e.name == "ECANCELED" and self:signal() then
+        table.insert(self.pending, index)
+      elseif not ok then
+        for later = position, #indices do table.insert(self.pending, indices[later]) end
+        self.trace = trace
+        self.hook_failed = true
+        errors.world(hook_error(self, hook, e), errors.is_failure(e) and e.name or "EHOST")
+      end
+    end
+  end
+end
+
+function Run:due_hooks()
+  local due = {}
+  for index, hook in ipairs(self.spec.hooks) do
+    if hook:due(self.update, self.last) then due[#due + 1] = index end
+  end
+  return due
+end
+
+function Run:checkpoint_due()
+  for _, hook in ipairs(self.spec.checkpoints) do
+    if hook:due(self.update, self.last) then return true end
+  end
+  return self.update == self.last
+end
+
+-- The signal or time limit that asks this run to stop, or nil.
+function Run:signal()
+  if self.options.signals then
+    local pending = core.signals.pending()
+    if pending then return pending end
+  end
+  if self.deadline and core.clock() >= self.deadline then return "--max-time" end
+end
+
+-- Write the line of the present update and save when due. Only once per update.
+function Run:finish_update()
+  if self.line_written then return end
+  self.line_written = true
+  record.write(self)
+  if self:checkpoint_due() and #self.pending == 0 then self:save_checkpoint() end
+end
+
+function Run:advance()
+  guard_entry(self)
+  local before = self.progress_clock or core.clock()
+  random.activate(self.random)
+  self.busy = true
+  local ok, e = pcall(self.step, self)
+  self.busy = false
+  if not ok then
+    self.step_failed = true
+    error(e, 0)
+  end
+  self:run_hooks(self:due_hooks())
+  local now = core.clock()
+  self.progress_clock = now
+  self.console:progress {
+    update = self.update, loss = self.loss, seconds = self.step_seconds, wall = now - before,
+    logged = record.log_due(self), grad_norm = self.grad_norm,
+    lr = (self:role_rates("backbone")) or (self:role_rates("head")),
+    peak_gib = self.ctx:peak_bytes() / 2 ^ 30,
+  }
+end
+
+-- ---- checkpoints -----------------------------------------------------------------------------
+
+function Run:save_checkpoint(keep_all)
+  local started = core.clock()
+  local host = core.json.encode(state.collect(self))
+  errors.try(core.fs.make(self.out .. "/checkpoints"))
+  local path = checkpoints.path(self.out, self.update)
+  errors.try(self.core:save(path, { tokenizer = self.tokenizer_path, host_state = host }))
+  self.last_checkpoint, self.saved_update = path, self.update
+  self.checkpoint_seconds = (self.checkpoint_seconds or 0) + core.clock() - started
+  if not keep_all then checkpoints.prune(self.out, self.spec.checkpoints, self.update) end
+  return path
+end
+
+-- ---- the life of a run -----------------------------------------------------------------------
+
+function Run:start()
+  self.status = "running"
+  self.started = core.clock()
+  if self.options.max_time then self.deadline = self.started + self.options.max_time end
+  if self.options.signals then core.signals.install() end
+end
+
+-- Seconds of all sessions.
+function Run:elapsed()
+  return self.elapsed_before + (self.started and core.clock() - self.started or 0)
+end
+
+-- Before the first step of a session: hooks of update 0, or those that a stop left over.
+function Run:begin()
+  if self.begun then return end
+  self.begun = true
+  random.activate(self.random)
+  if #self.pending > 0 then
+    self:run_hooks(self.pending)
+    self.line_written = false
+    self:finish_update()
+  elseif self.update == 0 then
+    local due = self:due_hooks()
+    if #due > 0 then
+      self:run_hooks(due)
+      self.line_written = false
+      record.write(self)
+    end
+    self.line_written = true
+    for _, hook in ipairs(self.spec.checkpoints) do
+      if hook:due(0, self.last) then
+        self:save_checkpoint()
+        break
+      end
+    end
+  end
+end
+
+-- Why the loop must end now: status, reason; nil to go on.
+function Run:ending()
+  local signal = self:signal()
+  if #self.pending > 0 then return "stopped", signal or "hooks pending" end
+  if self.update >= self.last then
+    return "finished", self.last < self.total and "max_updates" or "updates"
+  end
+  if self.stop_reason then return "finished", self.stop_reason end
+  if signal then return "stopped", signal end
+end
+
+function Run:conclude(status, reason)
+  if self.saved_update ~= self.update then self:save_checkpoint() end
+  self.status, self.reason = status, reason
+  record.summary(self, status == "stopped" and 75 or 0)
+end
+
+-- Next update for run:updates(); nil at the end.
+function Run:next_update()
+  guard_entry(self)
+  if self.status ~= "running" then return nil end
+  self:begin()
+  self:finish_update()
+  local status, reason = self:ending()
+  if status then
+    self:conclude(status, reason)
+    return nil
+  end
+  self:advance()
+  return self.update
+end
+
+-- After an error: the summary says so, and what was trained is saved when it is whole.
+function Run:fail(e)
+  if self.status ~= "running" then return end
+  self.status, self.reason = "failed", errors.text(e)
+  self.busy = false
+  if self.hook_failed and self.saved_update ~= self.update then
+    local ok, problem = pcall(self.save_checkpoint, self, true)
+    if not ok then self.reason = self.reason .. " | not saved: " .. errors.text(problem) end
+  end
+  pcall(record.summary, self, 1)
+end
+
+-- Free everything; the directory stays.
+function Run:release()
+  if self.closed then return end
+  self.closed = true
+  if self.console then self.console:clear() end
+  if self.random then random.release(self.random) end
+  for _, panel in ipairs(self.panels or {}) do panel:close() end
+  for _, name in ipairs { "tokenizer", "metrics", "core", "model", "ctx" } do
+    if self[name] then self[name]:close() end
+  end
+  self.parameters, self.by_name, self.head, self.embedding = nil, nil, nil, nil
+end
+
+function Run:close()
+  if self.closed then return end
+  if self.status == "running" then
+    -- A loop that was left early: the run can be resumed.
+    local ok, e = pcall(function()
+      self:finish_update()
+      local status, reason = self:ending()
+      self:conclude(status or "stopped", reason or "the loop was left")
+    end)
+    if not ok then
+      self:fail(e)
+      self:release()
+      error(e, 0)
+    end
+  end
+  self:release()
+end
+
+-- Selected parameters as names: a role, { role =, match =, except = }, a parameter, a predicate.
+function Run:select(selector)
+  if type(selector) == "string" and self.by_name[selector] then return { selector } end
+  if type(selector) == "string" then selector = { role = selector } end
+  if type(selector) == "userdata" then return { selector.name } end
+  if type(selector) == "function" then selector = { match = selector } end
+  check.table(nil, "selector", selector, "a role, { role =, match =, except = } or a parameter")
+  if getmetatable(selector) ~= nil and selector.name then return { selector.name } end
+  keys.check(selector, { "role", "match", "except" }, "selector")
+  local select_one = routing.selector(selector, nil, "selector")
+  local names = {}
+  for _, parameter in ipairs(self.parameters) do
+    if select_one(parameter) then names[#names + 1] = parameter.name end
+  end
+  if #names == 0 then errors.misuse("selector: no parameter matches") end
+  return names
+end
+
+runs.console = console
+return runs

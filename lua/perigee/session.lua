@@ -1,0 +1,264 @@
+-- A session of a run: a new one, a fork of a checkpoint, or a resume. Each ends with a Run that is
+-- ready to loop, or with nothing left behind.
+local core = require "perigee.core"
+local check = require "perigee.check"
+local checkpoints = require "perigee.checkpoints"
+local config = require "perigee.config"
+local console = require "perigee.console"
+local data = require "perigee.data"
+local directory = require "perigee.directory"
+local errors = require "perigee.errors"
+local open = require "perigee.open"
+local recipe = require "perigee.recipe"
+local runs = require "perigee.run"
+local sources = require "perigee.sources"
+local state = require "perigee.state"
+require "perigee.handle"
+
+local session = {}
+
+local function identity_of(reading, values)
+  return sources.identity(reading, values, function(path)
+    return core.fs.sha256(path) or "none"
+  end)
+end
+
+-- The recipe of a call: an object, or a path to read. Fills run.reading, params, identity.
+local function take_recipe(run, from, options, archive)
+  if recipe.is(from) then
+    if options.set ~= nil then
+      errors.misuse("set: the recipe is an object already; give the path of a recipe file, or use "
+        .. "recipe:with{…}")
+    end
+    -- A script that built its recipe is itself the source.
+    local script = from.where and from.where:match("^(.*):%d+$")
+    local file = script and io.open(script, "rb")
+    local text = file and file:read("a") or ""
+    if file then file:close() end
+    run.reading = { path = script or "script.lua", text = text, files = {}, script = true }
+    run.params = {}
+    run.identity = identity_of(run.reading, {})
+    return from
+  end
+  check.string(nil, "recipe", from, "a pg.recipe")
+  local rec, reading, values = open.read(from, options.set, archive)
+  run.reading, run.params = reading, values
+  run.identity = identity_of(reading, values)
+  return rec
+end
+
+-- Run f(run); on any error free the run and pass the error on.
+local function building(f)
+  local run = runs.new()
+  local ok, e = xpcall(f, function(e)
+    run.trace = debug.traceback(errors.text(e), 2)
+    return e
+  end, run)
+  if ok then return run.handle, run end
+  session.trace = run.trace
+  run:release()
+  error(e, 0)
+end
+
+local function attach_console(run)
+  run.console = console.new { quiet = run.options.quiet, last = run.last,
+    tokens_per_update = run.tokens_per_update }
+end
+
+-- Load a checkpoint's part for a fork; returns the record for config.json.
+local function load_fork(run, fork)
+  local path = checkpoints.resolve(run.ctx, fork.checkpoint)
+  local host = checkpoints.host_state(path)
+  local keep, any_reset = {}, false
+  for role, policy in pairs(fork.slots) do
+    keep[role] = policy == "keep"
+    any_reset = any_reset or policy == "reset"
+  end
+  local theirs = errors.try(core.checkpoint_config(run.ctx, path))
+  for _, key in ipairs { "layers", "width", "heads", "head_dim", "mlp", "vocab" } do
+    if theirs[key] ~= run.model_config[key] then
+      errors.world(("EFORMAT: fork: model.%s = %s in the recipe, %s in %s: expected the same")
+        :format(key, check.show(run.model_config[key]), check.show(theirs[key]), path), "EFORMAT")
+    end
+  end
+  state.replay_changes(run, host, keep)
+  errors.try(run.core:load(path, { slots = fork.slots,
+    restart_data = fork.data == "restart" }))
+  state.restore(run, host)
+  run.session, run.elapsed_before = 1, 0.0
+  -- Hooks that a stop left over belong to the parent's own continuation.
+  if run.update >= run.last then
+    errors.world(("ESTATE: fork: %s has %d updates already and this recipe ends at %d: expected "
+      .. "updates > %d (numbers are absolute)"):format(path, run.update, run.last, run.update),
+      "ESTATE")
+  end
+  run.saved_update = nil
+  return directory.object {
+    { "run", path:match("([^/]+)/checkpoints/%d+$") },
+    { "checkpoint", path:match("([^/]+)$") },
+    { "manifest_sha256", errors.try(core.fs.sha256(path .. "/manifest.json")) },
+    { "update", run.update },
+    { "slots", directory.object { { "embedding", fork.slots.embedding },
+      { "backbone", fork.slots.backbone }, { "head", fork.slots.head } } },
+    { "data", fork.data },
+  }
+end
+
+-- A new run of a recipe (object or path). options: open.option_keys, and `fork` from the command.
+function session.new(from, options)
+  return building(function(run)
+    local rec = take_recipe(run, from, options)
+    open.prepare(run, rec, options)
+    local fork = options.fork or run.spec.fork
+    if fork then run.fork_record = load_fork(run, fork) end
+    open.prepare_hooks(run)
+    attach_console(run)
+    run.out = directory.reserve(options.out, run.spec.name)
+    local ok, e = pcall(function()
+      directory.write_recipe(run.out, run.reading)
+      directory.write_json(run.out .. "/config.json", config.build(run))
+      run.metrics = errors.try(core.metrics(run.ctx, run.out .. "/metrics.jsonl"))
+    end)
+    if not ok then
+      core.fs.remove(run.out)
+      error(e, 0)
+    end
+    run.console:print(config.header(run))
+    run.console:print("run directory: " .. run.out)
+    run:start()
+  end)
+end
+
+-- ---- resume ----------------------------------------------------------------------------------
+
+-- Refuse a recipe that is not the one that the run began with.
+local function compare_recipe(run, described, options)
+  local known = described.recipe and described.recipe.identity
+  if known == run.identity then return false end
+  if not options.allow_changed_recipe then
+    errors.world(("ESTATE: the recipe is not the one that %s began with (%s): use "
+      .. "--allow-changed-recipe to continue with it"):format(options.directory,
+      run.reading.path), "ESTATE")
+  end
+  return true
+end
+
+-- Tell when the original file has changed; the run continues with its own copy.
+local function note_original(run, host)
+  local original = host and host.paths and host.paths.recipe
+  local file = original and io.open(original, "rb")
+  if not file then return end
+  local text = file:read("a")
+  file:close()
+  if text ~= run.reading.text then
+    run.console:note(("note: %s has changed since; this run continues with its own copy, %s/"
+      .. "recipe.lua"):format(original, run.out))
+  end
+end
+
+-- The data where the recipe says, or where it was when the checkpoint was written.
+local function data_path(rec, host)
+  local stated = rec:spec().data.path
+  if core.fs.kind(stated) == "directory" then return nil end
+  local before = host and host.paths and host.paths.data
+  if before and core.fs.kind(before) == "directory" then return before end
+  return nil
+end
+
+local function describe_directory(path)
+  if core.fs.kind(path) ~= "directory" then
+    errors.world(("ENOENT: %s is not a folder: expected a run directory"):format(path), "ENOENT")
+  end
+  local described = data.read_json(path .. "/config.json")
+  if type(described) ~= "table" or core.fs.kind(path .. "/recipe.lua") ~= "file" then
+    errors.world(("ENOENT: %s is not a run directory: expected config.json and recipe.lua in it")
+      :format(path), "ENOENT")
+  end
+  return described
+end
+
+-- Parameter values of the run, with changes on top.
+local function given_params(described, set)
+  local given = {}
+  for name, value in pairs(described.params or {}) do given[name] = value end
+  for name, value in pairs(set or {}) do given[name] = value end
+  return given
+end
+
+local function find_checkpoint(run, path)
+  -- A plain context for reading: the run's own is made from the recipe later.
+  local ctx <close> = errors.try(core.context { device = "cpu" })
+  local found, update, skipped = checkpoints.latest(ctx, path)
+  run.skipped = skipped
+  return found, update
+end
+
+local function continue_from(run, found, host, options)
+  if found then
+    if host.data_digest ~= run.data_digest then
+      errors.world(("EDATA: the data in %s has digest %s, the run began with %s: expected the same "
+        .. "shards"):format(run.spec.data.path, run.data_digest, host.data_digest), "EDATA")
+    end
+    state.replay_changes(run, host)
+    errors.try(run.core:load(found))
+    state.restore(run, host)
+    run.last_checkpoint = found
+  elseif run.spec.fork then
+    load_fork(run, run.spec.fork)
+  end
+  run.session = (host and host.session or 1) + 1
+  if options.max_updates == nil and host and run.update >= run.last and #run.pending == 0 then
+    run.already_finished = true
+  end
+end
+
+-- Continue the run in `path`. options: also recipe (another file), allow_changed_recipe, micro.
+function session.resume(path, options)
+  path = #path > 1 and path:gsub("/+$", "") or path
+  options.directory = path
+  return building(function(run)
+    run.out = path
+    local described = describe_directory(path)
+    local found, update = find_checkpoint(run, path)
+    local host = found and checkpoints.host_state(found)
+    local settings = { set = given_params(described, options.set) }
+    local archive = sources.from_directory(path, described.recipe and described.recipe.files)
+    local from = options.recipe or (path .. "/recipe.lua")
+    local rec = take_recipe(run, from, settings, archive)
+    if options.recipe == nil then run.reading.origin = host and host.paths.recipe end
+    local changed = compare_recipe(run, described, options)
+    options.data_path = data_path(rec, host)
+    open.prepare(run, rec, options)
+    continue_from(run, found, host, options)
+    open.prepare_hooks(run)
+    attach_console(run)
+    for _, entry in ipairs(run.skipped) do
+      run.console:note(("skipped %s: %s"):format(entry.path, entry.reason))
+    end
+    if run.already_finished then return end
+    if changed then
+      -- The earlier source stays beside the new one.
+      errors.try(core.fs.rename(path .. "/recipe.lua",
+        ("%s/recipe.session-%d.lua"):format(path, run.session - 1)))
+      directory.write_recipe(path, run.reading)
+    end
+    if changed then directory.write_json(path .. "/config.json", config.build(run)) end
+    checkpoints.sweep(path)
+    run.metrics = errors.try(core.metrics(run.ctx, path .. "/metrics.jsonl"))
+    errors.try(run.metrics:write {
+      { "session", run.session }, { "session/from_update", run.update },
+      { "session/recipe_changed", changed }, { "session/micro", run.spec.batch.micro },
+      { "session/started_at", core.time() },
+    })
+    if not found then
+      run.console:note(("no valid checkpoint in %s: starting over"):format(path))
+    end
+    run.console:print(config.header(run))
+    run.console:print(found and ("resuming %s at update %d from %s"):format(path, update, found)
+      or ("run directory: " .. path))
+    note_original(run, host)
+    run:start()
+  end)
+end
+
+return session

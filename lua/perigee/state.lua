@@ -1,0 +1,115 @@
+-- What a continuation needs beyond weights, slots and the data position: kept as JSON under "host"
+-- in a checkpoint's state.json.
+local core = require "perigee.core"
+local errors = require "perigee.errors"
+local optim = require "perigee.optim"
+local pack = require "perigee.pack"
+
+local state = {}
+
+local format = 1
+
+local function absolute(path)
+  if path:sub(1, 1) == "/" then return path end
+  return core.fs.cwd() .. "/" .. path
+end
+
+-- The last step's values, so that hooks that run right after a resume see them.
+local last_values = { "loss", "grad_norm", "clip_factor", "scale", "batch_hash" }
+
+function state.collect(run)
+  local last = {}
+  for _, name in ipairs(last_values) do last[name] = run[name] end
+  local entries = {}
+  for i, entry in ipairs(run.written or run.entries) do
+    entries[i] = { name = entry[1], value = pack.encode(entry[2], entry[1]) }
+  end
+  local final = {}
+  for name, value in pairs(run.final) do final[name] = pack.encode(value, name) end
+  local changes = {}
+  for i, change in ipairs(run.changes) do changes[i] = change end
+  local pending = {}
+  for i, index in ipairs(run.pending) do pending[i] = index end
+  return {
+    format = format,
+    update = run.update,
+    tokens = run.tokens,
+    recipe = run.identity,
+    data_digest = run.data_digest,
+    micro = run.spec.batch.micro,
+    session = run.session,
+    elapsed_seconds = run:elapsed(),
+    interval = run.tracker:save(),
+    last = last,
+    final = final,
+    epoch = run.reported_epoch or 0,
+    state = pack.encode(run.state, "run.state"),
+    random = { random = run.random.random:save(), math = run.random.math:save() },
+    optimizer_changes = core.json.array(changes),
+    pending_hooks = core.json.array(pending),
+    line = core.json.array(entries),
+    params = run.params,
+    paths = {
+      working_directory = core.fs.cwd(),
+      data = absolute(run.spec.data.path),
+      recipe = run.reading and absolute(run.reading.origin or run.reading.path) or nil,
+      out = absolute(run.out),
+    },
+  }
+end
+
+-- set_optimizer changes recorded in a checkpoint, again. `keep` (role -> boolean) limits them to
+-- roles whose slots are kept by a fork.
+function state.replay_changes(run, host, keep)
+  for _, change in ipairs(host.optimizer_changes or {}) do
+    local names = {}
+    for _, name in ipairs(change.parameters) do
+      local parameter = run.by_name[name]
+      if not parameter then
+        errors.world(("ESTATE: the checkpoint changed the optimizer of %s, which this model does "
+          .. "not have"):format(name), "ESTATE")
+      end
+      if not keep or keep[parameter.role] then names[#names + 1] = name end
+    end
+    if #names > 0 then
+      run:change_optimizer(names, optim.from_data(change.optimizer))
+      run.changes[#run.changes + 1] = { update = change.update,
+        parameters = core.json.array(names), optimizer = change.optimizer }
+    end
+  end
+end
+
+-- Everything else, after the core's part has been loaded.
+function state.restore(run, host)
+  if host.format ~= format then
+    errors.world(("EFORMAT: state.json has host format %s: expected %d"):format(
+      tostring(host.format), format), "EFORMAT")
+  end
+  run.update, run.tokens = run.core:updates(), run.core:tokens()
+  run.line_written, run.saved_update = true, run.update
+  run.state = pack.decode(host.state)
+  run.random.random:load(host.random.random)
+  run.random.math:load(host.random.math)
+  run.tracker:load(host.interval)
+  run.elapsed_before = host.elapsed_seconds
+  run.session = host.session
+  run.reported_epoch = host.epoch
+  for _, name in ipairs(last_values) do run[name] = host.last[name] end
+  run.final = {}
+  for name, value in pairs(host.final) do run.final[name] = pack.decode(value) end
+  run.pending, run.entries = {}, {}
+  for i, index in ipairs(host.pending_hooks or {}) do
+    if run.spec.hooks[index] then run.pending[#run.pending + 1] = index end
+    if i == 1 then
+      for j, entry in ipairs(host.line or {}) do
+        run.entries[j] = { entry.name, pack.decode(entry.value) }
+      end
+    end
+  end
+  for _, a in pairs(run.assignments) do
+    local t = math.max(0, run.update - 1)
+    a.scale = (a.schedule or run.spec.schedule):scale(t, run.total)
+  end
+end
+
+return state
