@@ -26,6 +26,7 @@ static void check_fields(lua_State *L, int list, int texts) {
   for (int64_t i = 1; i <= (int64_t)lua_rawlen(L, list); i++) {
     if (lua_rawgeti(L, list, i) != LUA_TTABLE || lua_rawgeti(L, -1, 1) != LUA_TSTRING)
       luaL_error(L, "write: entry %I must be {name, value} with a string as name", (LUAI_UACINT)i);
+    const char *name = lua_tostring(L, -1);
     switch (lua_rawgeti(L, -2, 2)) {
     case LUA_TNUMBER:
     case LUA_TSTRING:
@@ -43,8 +44,8 @@ static void check_fields(lua_State *L, int list, int texts) {
       break;
     }
     default:
-      luaL_error(L, "write: '%s' must be a number, string, boolean or table, got %s",
-                 lua_tostring(L, -2), pgl_describe(L, -1));
+      luaL_error(L, "write: '%s' must be a number, string, boolean or table, got %s", name,
+                 pgl_describe(L, -1));
     }
     lua_pop(L, 3);
   }

@@ -269,12 +269,13 @@ static int tensor_save(lua_State *L) {
     if (lua_rawgeti(L, -1, 1) != LUA_TSTRING)
       return luaL_error(L, "save_tensors: the name of entry %I must be a string, got %s",
                         (LUAI_UACINT)i + 1, pgl_describe(L, -1));
+    const char *name = lua_tostring(L, -1);
     lua_rawgeti(L, -2, 2);
     pgl_tensor *t = pgl_test_tensor(L, -1);
     if (!t)
-      return luaL_error(L, "save_tensors: '%s' must be a tensor, got %s", lua_tostring(L, -2),
+      return luaL_error(L, "save_tensors: '%s' must be a tensor, got %s", name,
                         pgl_describe(L, -1));
-    list[i] = (pg_named_tensor){lua_tostring(L, -2), t->tensor, 0};
+    list[i] = (pg_named_tensor){name, t->tensor, 0};
     lua_pop(L, 3);
   }
   int status = pg_safetensors_write(context->resource, path, list, count, metadata);

@@ -213,8 +213,9 @@ static int tensor_arg(lua_State *L) {
     if (arg_all(op, a->tensor, position) < 0)
       return luaL_error(L, "%s", pg_context_message(pgl_context(a->context)));
     lua_pushinteger(L, position[0] + 1);
+    if (a->tensor->ndim != 2) return 1;
     lua_pushinteger(L, position[1] + 1);
-    return a->tensor->ndim == 2 ? 2 : 1;
+    return 2;
   }
   const int axis = (int)pgl_integer(L, 2, "axis", 1, 2) - 1;
   pgl_tensor *r = pgl_push_tensor(L), *a = pgl_check_tensor(L, 1);
