@@ -121,6 +121,51 @@ TEST(equal_norms) {
   }
 }
 
+/* Pairs of opposite rows, one of each a little shorter: thousands of nearly equal local maxima in
+ * which farthest-point sweeps stop, and r_i + r_j excludes nothing. */
+TEST(opposite_rows) {
+  unit_seed(68);
+  for (int c = 0; c < 4; c++) {
+    int64_t rows = 1200, d = 3 + 5 * c;
+    float *x = random_cloud(rows, d);
+    for (int64_t i = 0; i < rows; i += 2) {
+      double norm = 0, shorter = 1 - (c ? 1e-4 : 3e-7) * unit_uniform();
+      for (int64_t j = 0; j < d; j++) norm += (double)x[i * d + j] * x[i * d + j];
+      for (int64_t j = 0; j < d; j++) {
+        x[i * d + j] = (float)(x[i * d + j] / sqrt(norm));
+        x[(i + 1) * d + j] = (float)(-shorter * x[i * d + j]);
+      }
+    }
+    check("opposite rows", x, rows, d);
+    free(x);
+  }
+}
+
+/* Orthonormal rows rounded to fp32: all distances are sqrt 2 within 1e-8, far below the rounding of
+ * an fp32 product, so only the slack keeps the true pair among the candidates. */
+TEST(orthonormal_rows) {
+  unit_seed(69);
+  int64_t rows = 60, d = 203;
+  for (int c = 0; c < 8; c++) {
+    double *e = unit_doubles(rows * d);
+    float *x = unit_floats(rows * d);
+    for (int64_t i = 0; i < rows; i++) {
+      double *row = e + i * d, norm = 0;
+      for (int64_t j = 0; j < d; j++) row[j] = unit_normal();
+      for (int64_t o = 0; o < i; o++) {
+        double dot = 0;
+        for (int64_t j = 0; j < d; j++) dot += row[j] * e[o * d + j];
+        for (int64_t j = 0; j < d; j++) row[j] -= dot * e[o * d + j];
+      }
+      for (int64_t j = 0; j < d; j++) norm += row[j] * row[j];
+      for (int64_t j = 0; j < d; j++) row[j] /= sqrt(norm);
+      for (int64_t j = 0; j < d; j++) x[i * d + j] = (float)row[j];
+    }
+    check("orthonormal", x, rows, d);
+    free(e), free(x);
+  }
+}
+
 /* A common offset that is millions of times the spread: a product formula without centring has no
  * digits left. */
 TEST(offsets) {
@@ -231,6 +276,8 @@ int main(void) {
     RUN(refusals);
     RUN(random_clouds);
     RUN(equal_norms);
+    RUN(opposite_rows);
+    RUN(orthonormal_rows);
     RUN(offsets);
     RUN(scales);
     RUN(rounding_clouds);
