@@ -133,14 +133,15 @@ static void release_activations(void *a) {
   pg_activations_free(a);
 }
 
-/* Activations for evaluation of `model`, owned by a box pushed here. The model keeps none. */
-static int evaluation(lua_State *L, const pg_model *model, int64_t sequences,
-                      pg_activations **out) {
+/* Activations for evaluation of `model`, owned by a box pushed here, which the caller disowns: the
+ * context may be closed before garbage is collected. The model keeps none. */
+static int evaluation(lua_State *L, const pg_model *model, int64_t sequences, pg_activations **out,
+                      void ***box) {
   const pg_model_config *config = pg_model_get_config(model);
-  void **box = pgl_own(L, release_activations);
+  *box = pgl_own(L, release_activations);
   int status =
       pg_activations_new(pg_model_context(model), config, sequences, config->context, false, out);
-  if (status == 0) *box = *out;
+  if (status == 0) **box = *out;
   return status;
 }
 
@@ -151,11 +152,13 @@ static int hilbert(lua_State *L) {
   pgl_object *o = pgl_check(L, 1, &pgl_model_kind);
   const pg_model *model = ((pgl_model *)o->resource)->model;
   pg_activations *a = NULL;
-  int status = evaluation(L, model, 4, &a);
+  void **box;
+  int status = evaluation(L, model, 4, &a, &box);
   pgl_check_open(L, o, "model");
   if (status < 0) return pgl_fail(L, pg_model_context(model), status);
   pg_panel *panel = pgl_check(L, 2, &pgl_panel_kind)->resource;
   int results = push_hilbert(L, model, a, panel, pgl_check_tensor(L, 3)->tensor, ranges);
+  pgl_disown(box);
   return results;
 }
 
@@ -224,10 +227,13 @@ static int model_validate(lua_State *L) {
   pgl_need(L, pgl_get_integer(L, 2, what, "tokens", 1, INT64_MAX, &tokens), what, "tokens");
   const pg_model *model = ((pgl_model *)o->resource)->model;
   pg_activations *a = NULL;
-  int status = evaluation(L, model, micro, &a);
+  void **box;
+  int status = evaluation(L, model, micro, &a, &box);
   pgl_check_open(L, o, "model");
   if (status < 0) return pgl_fail(L, pg_model_context(model), status);
-  return push_validation(L, model, a, data, val, micro, tokens);
+  int results = push_validation(L, model, a, data, val, micro, tokens);
+  pgl_disown(box);
+  return results;
 }
 
 static const luaL_Reg methods[] = {{"hash", panel_hash}, {"tokens", panel_tokens}, {NULL, NULL}};
