@@ -1,7 +1,8 @@
 -- A small transformer on the text that tools/quickstart prepares, with either head optimizer:
 --   perigee train recipes/quickstart.lua --set head=adamw
 local pg = require "perigee"
-local p  = pg.params { head = pg.choice { "rownorm", "adamw" }, seed = 0, updates = 300 }
+local p  = pg.params { head = pg.choice { "rownorm", "adamw" }, seed = 0, updates = 300,
+                       data = "data/kjv" }
 
 local d = 128
 local head_optimizer = {
@@ -15,7 +16,7 @@ return pg.recipe {
   name  = "quickstart",
   seed  = p.seed,
   model = { layers = 4, width = d, heads = 2, context = 128 },
-  data  = pg.data.shards { path = "data/kjv" },
+  data  = pg.data.shards { path = p.data },
   batch = { sequences = 32, micro = 8 },
   updates  = p.updates,
   schedule = pg.schedule.warmup_cosine { warmup = 0.1, floor = 0.1 },

@@ -12,11 +12,14 @@ local function params_object(values)
   local names, list = {}, {}
   for name in pairs(values) do names[#names + 1] = name end
   table.sort(names)
-  for i, name in ipairs(names) do list[i] = { name, values[name] } end
+  for i, name in ipairs(names) do
+    local value = values[name]
+    list[i] = { name, type(value) == "string" and directory.public_path(value) or value }
+  end
   return directory.object(list)
 end
 
-local function recipe_object(reading, identity)
+local function recipe_object(reading)
   local files = {}
   for i, file in ipairs(reading.files) do
     files[i] = directory.object { { "kind", file.kind }, { "name", file.name },
@@ -26,7 +29,6 @@ local function recipe_object(reading, identity)
   return directory.object {
     { "file", directory.public_path(reading.path) },
     { "sha256", reading.sha256 },
-    { "identity", identity },
     { "files", #files > 0 and core.json.array(files) or nil },
     { "git_commit", commit },
     { "git_modified", modified },
@@ -83,7 +85,7 @@ function config.build(run)
   return directory.object {
     { "format", 1 },
     { "name", spec.name },
-    { "recipe", recipe_object(run.reading, run.identity) },
+    { "recipe", recipe_object(run.reading) },
     { "params", params_object(run.params) },
     { "seed", directory.object { { "init", spec.seed.init }, { "data", spec.seed.data } } },
     { "model", model_object(run.model_config, spec) },

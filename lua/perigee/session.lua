@@ -117,6 +117,7 @@ function session.new(from, options)
     local ok, e = pcall(function()
       directory.write_recipe(run.out, run.reading)
       directory.write_json(run.out .. "/config.json", config.build(run))
+      directory.write_json(run.out .. "/state.json", state.place(run))
       run.metrics = errors.try(core.metrics(run.ctx, run.out .. "/metrics.jsonl"))
     end)
     if not ok then
@@ -132,9 +133,8 @@ end
 -- ---- resume ----------------------------------------------------------------------------------
 
 -- Refuse a recipe that is not the one that the run began with.
-local function compare_recipe(run, described, options)
-  local known = described.recipe and described.recipe.identity
-  if known == run.identity then return false end
+local function compare_recipe(run, place, options)
+  if place.recipe == run.identity then return false end
   if not options.allow_changed_recipe then
     errors.world(("ESTATE: the recipe is not the one that %s began with (%s): use "
       .. "--allow-changed-recipe to continue with it"):format(options.directory,
@@ -144,8 +144,8 @@ local function compare_recipe(run, described, options)
 end
 
 -- Tell when the original file has changed; the run continues with its own copy.
-local function note_original(run, host)
-  local original = host and host.paths and host.paths.recipe
+local function note_original(run, place)
+  local original = place.paths.recipe
   local file = original and io.open(original, "rb")
   if not file then return end
   local text = file:read("a")
@@ -157,11 +157,11 @@ local function note_original(run, host)
 end
 
 -- The data where the recipe says, or where it was when the checkpoint was written.
-local function data_path(rec, host)
+local function data_path(rec, place)
   local stated = rec:spec().data.path
   if core.fs.kind(stated) == "directory" then return nil end
-  local before = host and host.paths and host.paths.data
-  if before and core.fs.kind(before) == "directory" then return before end
+  local before = place.paths.data
+  if core.fs.kind(before) == "directory" then return before end
   return nil
 end
 
@@ -170,17 +170,19 @@ local function describe_directory(path)
     errors.world(("ENOENT: %s is not a folder: expected a run directory"):format(path), "ENOENT")
   end
   local described = data.read_json(path .. "/config.json")
-  if type(described) ~= "table" or core.fs.kind(path .. "/recipe.lua") ~= "file" then
-    errors.world(("ENOENT: %s is not a run directory: expected config.json and recipe.lua in it")
-      :format(path), "ENOENT")
+  local place = data.read_json(path .. "/state.json")
+  if type(described) ~= "table" or type(place) ~= "table" or type(place.paths) ~= "table"
+    or core.fs.kind(path .. "/recipe.lua") ~= "file" then
+    errors.world(("ENOENT: %s is not a run directory: expected config.json, state.json and "
+      .. "recipe.lua in it"):format(path), "ENOENT")
   end
-  return described
+  return described, place
 end
 
 -- Parameter values of the run, with changes on top.
-local function given_params(described, set)
+local function given_params(place, set)
   local given = {}
-  for name, value in pairs(described.params or {}) do given[name] = value end
+  for name, value in pairs(place.params or {}) do given[name] = value end
   for name, value in pairs(set or {}) do given[name] = value end
   return given
 end
@@ -218,16 +220,16 @@ function session.resume(path, options)
   options.directory = path
   return building(function(run)
     run.out = path
-    local described = describe_directory(path)
+    local described, place = describe_directory(path)
     local found, update = find_checkpoint(run, path)
     local host = found and checkpoints.host_state(found)
-    local settings = { set = given_params(described, options.set) }
+    local settings = { set = given_params(place, options.set) }
     local archive = sources.from_directory(path, described.recipe and described.recipe.files)
     local from = options.recipe or (path .. "/recipe.lua")
     local rec = take_recipe(run, from, settings, archive)
-    if options.recipe == nil then run.reading.origin = host and host.paths.recipe end
-    local changed = compare_recipe(run, described, options)
-    options.data_path = data_path(rec, host)
+    if options.recipe == nil then run.reading.origin = place.paths.recipe end
+    local changed = compare_recipe(run, place, options)
+    options.data_path = data_path(rec, place)
     open.prepare(run, rec, options)
     continue_from(run, found, host, options)
     open.prepare_hooks(run)
@@ -241,8 +243,9 @@ function session.resume(path, options)
       errors.try(core.fs.rename(path .. "/recipe.lua",
         ("%s/recipe.session-%d.lua"):format(path, run.session - 1)))
       directory.write_recipe(path, run.reading)
+      directory.write_json(path .. "/config.json", config.build(run))
+      directory.write_json(path .. "/state.json", state.place(run))
     end
-    if changed then directory.write_json(path .. "/config.json", config.build(run)) end
     checkpoints.sweep(path)
     run.metrics = errors.try(core.metrics(run.ctx, path .. "/metrics.jsonl"))
     errors.try(run.metrics:write {
@@ -256,7 +259,7 @@ function session.resume(path, options)
     run.console:print(config.header(run))
     run.console:print(found and ("resuming %s at update %d from %s"):format(path, update, found)
       or ("run directory: " .. path))
-    note_original(run, host)
+    note_original(run, place)
     run:start()
   end)
 end

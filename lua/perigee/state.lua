@@ -14,6 +14,21 @@ local function absolute(path)
   return core.fs.cwd() .. "/" .. path
 end
 
+-- What belongs to this machine or names a recipe exactly: the run directory's own state.json, and a
+-- part of every checkpoint's.
+function state.place(run)
+  return {
+    recipe = run.identity,
+    params = run.params,
+    paths = {
+      working_directory = core.fs.cwd(),
+      data = absolute(run.spec.data.path),
+      recipe = absolute(run.reading.origin or run.reading.path),
+      out = absolute(run.out),
+    },
+  }
+end
+
 -- The last step's values, so that hooks that run right after a resume see them.
 local last_values = { "loss", "grad_norm", "clip_factor", "scale", "batch_hash" }
 
@@ -30,32 +45,22 @@ function state.collect(run)
   for i, change in ipairs(run.changes) do changes[i] = change end
   local pending = {}
   for i, index in ipairs(run.pending) do pending[i] = index end
-  return {
-    format = format,
-    update = run.update,
-    tokens = run.tokens,
-    recipe = run.identity,
-    data_digest = run.data_digest,
-    micro = run.spec.batch.micro,
-    session = run.session,
-    elapsed_seconds = run:elapsed(),
-    interval = run.tracker:save(),
-    last = last,
-    final = final,
-    epoch = run.reported_epoch or 0,
-    state = pack.encode(run.state, "run.state"),
-    random = { random = run.random.random:save(), math = run.random.math:save() },
-    optimizer_changes = core.json.array(changes),
-    pending_hooks = core.json.array(pending),
-    line = core.json.array(entries),
-    params = run.params,
-    paths = {
-      working_directory = core.fs.cwd(),
-      data = absolute(run.spec.data.path),
-      recipe = run.reading and absolute(run.reading.origin or run.reading.path) or nil,
-      out = absolute(run.out),
-    },
-  }
+  local host = state.place(run)
+  host.format = format
+  host.update, host.tokens = run.update, run.tokens
+  host.data_digest = run.data_digest
+  host.micro = run.spec.batch.micro
+  host.session = run.session
+  host.elapsed_seconds = run:elapsed()
+  host.interval = run.tracker:save()
+  host.last, host.final = last, final
+  host.epoch = run.reported_epoch or 0
+  host.state = pack.encode(run.state, "run.state")
+  host.random = { random = run.random.random:save(), math = run.random.math:save() }
+  host.optimizer_changes = core.json.array(changes)
+  host.pending_hooks = core.json.array(pending)
+  host.line = core.json.array(entries)
+  return host
 end
 
 -- set_optimizer changes recorded in a checkpoint, again. `keep` (role -> boolean) limits them to
