@@ -83,6 +83,17 @@ describe("objects", function()
     assert.are.equal(8, #p.value)
   end)
 
+  it("free a closed model although its parameter objects are held", function()
+    local model = core.model(ctx, tiny)
+    local list = model:parameters()
+    local p = list[2]
+    assert.is_true(ctx:live_tensors() > 0)
+    model:close()
+    assert.are.equal(0, ctx:live_tensors())
+    assert.error_matches(function() return p.name end, "this parameter cannot be used: its model is closed")
+    assert.are.equal(9, #list)
+  end)
+
   it("answer with the same parameter objects each time", function()
     local model = core.model(ctx, tiny)
     local list = model:parameters()

@@ -4,9 +4,10 @@
  * failures of the world return nil, "NAME: text", "NAME".
  *
  * Lifetimes. Lua finalises in any order, so parents and children are tied together in C: a
- * pgl_object is counted twice. `users` need its resource (its own userdata until it is closed,
- * and children such as a context's tensors); `references` need only the struct, to see whether it
- * was closed. close() marks the object at once and frees the resource when the last user is gone.
+ * pgl_object is counted. `users` need its resource (its own userdata until it is closed, and
+ * children such as a context's tensors); `readers` need it unless it was closed (a model's
+ * parameter objects); other `references` need only the struct, to see whether it was closed.
+ * close() marks the object at once and frees the resource when the last user is gone.
  */
 #ifndef PGL_BIND_H
 #define PGL_BIND_H
@@ -31,8 +32,9 @@ struct pgl_object {
   const pgl_kind *kind;
   pgl_object *parent; /* used until the resource is released, referenced until freed; or NULL */
   void *resource;
-  int64_t references, users;
-  bool closed; /* by close(); any use raises from then on */
+  int64_t references, users, readers;
+  bool closed;   /* by close(); any use raises from then on */
+  bool released; /* the resource was freed */
 };
 
 extern const pgl_kind pgl_context_kind, pgl_model_kind, pgl_run_kind, pgl_panel_kind,
@@ -47,6 +49,8 @@ pgl_object *pgl_check(lua_State *L, int arg, const pgl_kind *kind);
 void pgl_check_open(lua_State *L, const pgl_object *o, const char *what);
 void pgl_hold(pgl_object *o); /* one more user and reference */
 void pgl_drop(pgl_object *o);
+void pgl_read(pgl_object *o); /* one more reader and reference */
+void pgl_unread(pgl_object *o);
 void pgl_watch(pgl_object *o); /* one more reference */
 void pgl_unwatch(pgl_object *o);
 /* The context at the root of o's parents, as an object and itself. */
@@ -128,7 +132,7 @@ typedef struct pgl_model {
 } pgl_model;
 #define PGL_PARAMETER "perigee.parameter"
 typedef struct pgl_parameter {
-  pgl_object *model; /* used */
+  pgl_object *model; /* read */
   pg_parameter *parameter;
 } pgl_parameter;
 pgl_parameter *pgl_check_parameter(lua_State *L, int arg);

@@ -106,7 +106,7 @@ static int parameter_collect(lua_State *L) {
   pgl_parameter *p = luaL_checkudata(L, 1, PGL_PARAMETER);
   pgl_object *model = p->model;
   p->model = NULL;
-  if (model) pgl_drop(model);
+  if (model) pgl_unread(model);
   return 0;
 }
 
@@ -188,7 +188,7 @@ static void push_parameters(lua_State *L, int arg) {
     memset(p, 0, sizeof *p);
     luaL_setmetatable(L, PGL_PARAMETER);
     pgl_check(L, arg, &pgl_model_kind);
-    pgl_hold(o);
+    pgl_read(o);
     p->model = o;
     p->parameter = pg_model_parameter(model, i);
     lua_rawseti(L, -2, (lua_Integer)i + 1);

@@ -1,7 +1,7 @@
 /* Counted objects behind the userdata, and boxes for C resources.
  *
- * Invariant: an object's resource exists while users > 0 (once it was acquired); the struct exists
- * while references > 0; every user is also a reference. */
+ * Invariant: an object's resource, once acquired, exists while users > 0, and before close() also
+ * while readers > 0; the struct exists while references > 0; users and readers are references. */
 #include "bind.h"
 #include <stdlib.h>
 
@@ -19,17 +19,34 @@ void pgl_unwatch(pgl_object *o) {
   }
 }
 
+/* Free the resource as soon as nobody needs it any more. */
+static void settle(pgl_object *o) {
+  if (o->released || o->users > 0 || (o->readers > 0 && !o->closed)) return;
+  o->released = true;
+  if (o->resource) o->kind->release(o);
+  o->resource = NULL;
+  if (o->parent) pgl_drop(o->parent);
+}
+
 void pgl_hold(pgl_object *o) {
   o->users++;
   o->references++;
 }
 
 void pgl_drop(pgl_object *o) {
-  if (--o->users == 0) {
-    if (o->resource) o->kind->release(o);
-    o->resource = NULL;
-    if (o->parent) pgl_drop(o->parent);
-  }
+  o->users--;
+  settle(o);
+  pgl_unwatch(o);
+}
+
+void pgl_read(pgl_object *o) {
+  o->readers++;
+  o->references++;
+}
+
+void pgl_unread(pgl_object *o) {
+  o->readers--;
+  settle(o);
   pgl_unwatch(o);
 }
 
