@@ -17,6 +17,7 @@ function check.show(value)
     return #value > 60 and ('"%s…"'):format(text) or ('"%s"'):format(text)
   elseif kind == "number" then
     if math.type(value) == "integer" then return tostring(value) end
+    if value ~= value then return "nan" end
     local short = ("%.14g"):format(value)
     return tonumber(short) == value and short or ("%.17g"):format(value)
   elseif kind == "boolean" or kind == "nil" then

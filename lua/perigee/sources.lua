@@ -22,7 +22,10 @@ end
 -- refused: they can crash the interpreter.
 local function compile(text, path, env)
   text = text:gsub("^#[^\n]*", "")
-  return load(text, "@" .. path, "t", env or _G)
+  local chunk, message = load(text, "@" .. path, "t", env or _G)
+  -- Too deep a nesting is reported without a place.
+  if not chunk and not message:find(":%d+: ") then message = path .. ": " .. message end
+  return chunk, message
 end
 
 local function record(kind, name, path, text)
