@@ -16,8 +16,9 @@ extern "C" {
 typedef struct pg_context pg_context;
 
 typedef struct pg_context_options {
-  const char *device; /* "cpu" or NULL; other names are PG_EDEVICE with the list of those built */
-  int threads;        /* compute threads; 0: the CPUs this process may run on */
+  const char *device; /* "cpu", "auto" or NULL; others are PG_EDEVICE, with those built */
+  int threads;        /* compute threads; 0: OMP_NUM_THREADS, else the CPUs this process may run on,
+                         at most its control group's quota */
 } pg_context_options;
 
 /* Create a context. On failure *out is NULL and, since there is no context yet to hold a text,

@@ -20,7 +20,7 @@ int pg_metrics_real(pg_metrics *m, const char *name, double value);
 int pg_metrics_string(pg_metrics *m, const char *name, const char *value);
 int pg_metrics_json(pg_metrics *m, const char *name, const char *json); /* arrays, objects */
 /* Write the line and flush it; on failure (disk full) the file is cut back to its last whole line
- * and PG_EIO/PG_ENOSPC returned. An empty line is not written. */
+ * and PG_EIO/PG_ENOSPC returned; the line is dropped. An empty line is not written. */
 int pg_metrics_flush(pg_metrics *m);
 
 #ifdef __cplusplus

@@ -253,8 +253,8 @@ int pg_safetensors_read(pg_safetensors *file, const pg_safetensors_entry *entry,
                         void *out, int64_t bytes) {
   if (offset < 0 || bytes < 0 || offset > entry->bytes || bytes > entry->bytes - offset)
     return pg_fail(file->context, PG_EINVAL,
-                   "tensor \"%.*s\": bytes %lld to %lld of %lld were asked for", NAME_SHOWN,
-                   entry->name, (long long)offset, (long long)(offset + bytes),
+                   "tensor \"%.*s\": %lld bytes from byte %lld were asked for; it has %lld",
+                   NAME_SHOWN, entry->name, (long long)bytes, (long long)offset,
                    (long long)entry->bytes);
   return pg_file_pread(file->context, file->fd, file->path, entry->offset + offset, out,
                        (size_t)bytes);

@@ -22,7 +22,7 @@ typedef struct pg_safetensors_entry {
 } pg_safetensors_entry;
 
 /* Open and check the header: at most 100 MB and within the file, no duplicate or overlapping
- * tensors, shape times type equal to the bytes, everything inside the file. */
+ * tensors, shape times type equal to the bytes, the data covered to the file's end without gaps. */
 int pg_safetensors_open(pg_context *ctx, const char *path, pg_safetensors **out);
 void pg_safetensors_close(pg_safetensors *file);
 size_t pg_safetensors_count(const pg_safetensors *file);

@@ -1,7 +1,6 @@
 /* A tensor: a typed, strided view of device memory. The storage is shared and reference-counted;
  * a view keeps it alive. Rows and columns count from 0 here (from 1 in Lua). At most two
- * dimensions carry arithmetic: a vector of n is [n] and computes as n x 1 rows... see
- * tensor_ops.h. */
+ * dimensions carry arithmetic; a vector [n] computes as one row (tensor_ops.h). */
 #ifndef PG_TENSOR_H
 #define PG_TENSOR_H
 

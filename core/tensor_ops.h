@@ -21,10 +21,13 @@ int pg_tensor_scalar(const char *op, const pg_tensor *a, double scalar, bool rev
 int pg_tensor_unary(const char *op, const pg_tensor *a, pg_tensor *out, pg_tensor **result);
 /* x <- (1-w) x + w y; y broadcasts. */
 int pg_tensor_lerp(pg_tensor *x, const pg_tensor *y, double w);
-/* axis 0: over rows, giving [columns]; 1: within rows, giving [rows]; -1: all, giving []. */
+/* axis 0: over rows, giving [columns]; 1: within rows, giving [rows]; -1: all, giving []. A vector
+ * has only -1. Sum and norm of nothing are 0, the others PG_EINVAL. */
 int pg_tensor_reduce(const char *op, const pg_tensor *a, int axis, pg_tensor **result);
-/* a [m,k] b [k,n] -> [m,n], either transposed as a view. */
+/* a [m,k] b [k,n] -> [m,n], either transposed as a view. A vector is a row on the left, a column on
+ * the right, and its dimension is dropped from the result. */
 int pg_tensor_matmul(const pg_tensor *a, const pg_tensor *b, pg_tensor **result);
+/* The value is rounded to fp32; a denormal is taken as zero, as in all element-wise kernels. */
 int pg_tensor_fill(pg_tensor *t, double value);
 /* x scaled or divided row by row: v has [rows] elements. */
 int pg_tensor_rows_op(const char *op, const pg_tensor *a, const pg_tensor *v, pg_tensor *out,

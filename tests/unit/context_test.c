@@ -13,6 +13,12 @@ static pg_context *new_context(int threads) {
   return ctx;
 }
 
+/* Allocations that cannot succeed are asked for; under AddressSanitizer they shall return NULL. */
+__attribute__((visibility("default"))) const char *__asan_default_options(void);
+const char *__asan_default_options(void) {
+  return "allocator_may_return_null=1";
+}
+
 TEST(every_error_has_a_name) {
 #define CHECK_NAME(name, value, text, meaning)                                                     \
   CHECK(name == (value) && strcmp(pg_error_name(name), text) == 0);                                \
