@@ -136,7 +136,9 @@ int pg_metrics_flush(pg_metrics *m) {
   if (json_object_size(m->line) == 0) return 0;
   if (json_object_size(m->names) > 0) {
     list = json_array();
-    json_object_foreach(m->names, name, value) json_array_append_new(list, json_string(name));
+    json_object_foreach(m->names, name, value) {
+      json_array_append_new(list, json_string(name));
+    }
     if (json_object_set(m->line, NONFINITE, list) < 0) {
       status = out_of_memory(m);
       goto fail;
