@@ -179,6 +179,14 @@ local function describe_directory(path)
   return described, place
 end
 
+-- A script that opened its own run cannot be run again for its recipe.
+local function refuse_script(path, place, options)
+  if place.script and not options.recipe then
+    errors.world(("ESTATE: %s was made by a script (%s): resume it there with pg.resume(%q, "
+      .. "{ recipe = … })"):format(path, tostring(place.paths.recipe), path), "ESTATE")
+  end
+end
+
 -- Parameter values of the run, with changes on top.
 local function given_params(place, set)
   local given = {}
@@ -221,11 +229,13 @@ function session.resume(path, options)
   return building(function(run)
     run.out = path
     local described, place = describe_directory(path)
+    refuse_script(path, place, options)
     local found, update = find_checkpoint(run, path)
     local host = found and checkpoints.host_state(found)
     local settings = { set = given_params(place, options.set) }
     local archive = sources.from_directory(path, described.recipe and described.recipe.files)
     local from = options.recipe or (path .. "/recipe.lua")
+    if recipe.is(from) then settings = {} end
     local rec = take_recipe(run, from, settings, archive)
     if options.recipe == nil then run.reading.origin = place.paths.recipe end
     local changed = compare_recipe(run, place, options)

@@ -19,6 +19,7 @@ end
 function state.place(run)
   return {
     recipe = run.identity,
+    script = run.reading.script or nil, -- pg.open with a recipe object
     params = run.params,
     paths = {
       working_directory = core.fs.cwd(),
