@@ -45,9 +45,9 @@ int32_t pg_tokenizer_find(const pg_tokenizer *t, const char *bytes, size_t size)
 
 /* ---- preparing a dataset --------------------------------------------------------------- */
 typedef struct pg_prepare_options {
-  const char *const *texts; /* files, each one document unless `document_separator` occurs */
+  const char *const *texts; /* regular files, each one document; an end-of-text token between */
   size_t text_count;
-  const char *out;       /* folder, created; must not hold shards already (PG_EEXIST) */
+  const char *out;       /* folder, created; an existing one must be empty (PG_EEXIST) */
   const char *tokenizer; /* NULL: train one */
   int64_t vocab;         /* for training */
   double val_fraction;   /* of the tokens, from the end; at least 2 tokens on each side */
