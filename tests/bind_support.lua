@@ -86,12 +86,12 @@ function support.same_bits(a, b)
 end
 
 -- Run Lua text in a process of its own, under stock lua5.4 with this build; returns its output and
--- how it ended ("exit" or "signal", number).
-function support.process(text)
+-- how it ended ("exit" or "signal", number). `environment`: "NAME=value ..." for that process.
+function support.process(text, environment)
   local file = support.folder() .. "/script.lua"
   assert(core.fs.write(file, ("package.cpath = %q\npackage.path = %q\n%s"):format(
     support.build .. "/lib/?.so", "./lua/?.lua;./lua/?/init.lua;./tests/?.lua", text)))
-  local pipe = assert(io.popen("lua5.4 " .. file .. " 2>&1"))
+  local pipe = assert(io.popen((environment or "") .. " lua5.4 " .. file .. " 2>&1"))
   local output = pipe:read "a"
   local _, how, code = pipe:close()
   return output, how, code
