@@ -1,161 +1,292 @@
 /* Causal attention in blocks of queries and keys, so that time x time scores are never stored
- * (Dao et al. 2022, without its recomputed normalisation in the backward pass).
+ * (Dao et al. 2022).
  *
- * A block of QUERIES rows of one head meets its keys in blocks of KEYS; KEYS is a multiple of
- * QUERIES, so that every block of keys holds at least the first row's own key. Head vectors of one
- * head lie heads*head_dim apart, which is the leading dimension of all small products. */
+ * Scores of a block are kept transposed, [BLOCK keys, BLOCK queries]: then every product reads its
+ * right factor in rows and its left factor by broadcasts, and nothing but the queries (and dout)
+ * of a block is packed; and softmax statistics lie along vectors. Blocks on the diagonal are done
+ * in strips of STRIP keys or queries, which leave out most of what is masked.
+ *
+ * Head vectors of one head lie ld = heads*head_dim apart. head_dim must be a multiple of
+ * PG_COLUMN_UNIT; others are copied into padded tensors first. */
+#include "small_product.h"
 #include "vector.h"
-#include <cblas.h>
 #include <stdlib.h>
 
-#define QUERIES 64
-#define KEYS 256
+#define BLOCK 64
+#define STRIP 16
 
-/* C [m,n] = alpha op(A) op(B) + beta C with leading dimensions lda, ldb, ldc. */
-static void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
-                    int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
-  cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (int)m,
-              (int)n, (int)k, alpha, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
-}
+/* One head of one sequence: pointers to its first row. */
+typedef struct head {
+  const float *query, *key, *value, *dout, *out;
+  float *result, *lse, *dquery, *dkey, *dvalue;
+  int64_t head_dim, ld;
+  float scale;
+} head;
 
-/* p[j] = exp(p[j] - shift) for j < valid, 0 up to n; returns the sum. */
-static float exponential_row(float *p, int64_t valid, int64_t n, float shift) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < valid; j++) {
-    p[j] = pg_expf(p[j] - shift);
-    sum += p[j];
+/* to [head_dim, BLOCK] = factor * rows [m, head_dim] transposed; columns from m on are 0. */
+static void pack_transposed(const float *rows, int64_t m, const head *h, float factor, float *to) {
+  for (int64_t j = 0; j < h->head_dim; j++) {
+    for (int64_t r = 0; r < m; r++) to[j * BLOCK + r] = factor * rows[r * h->ld + j];
+    for (int64_t r = m; r < BLOCK; r++) to[j * BLOCK + r] = 0;
   }
-  for (int64_t j = valid; j < n; j++) p[j] = 0;
-  return sum;
 }
 
-/* Queries [i0,i1) of one head; query, key, value, out point at its first row, lse at its row. */
-static void forward_block(const float *query, const float *key, const float *value, int64_t i0,
-                          int64_t i1, int64_t head_dim, int64_t ld, float *scores, float *out,
-                          float *lse) {
-  float max[QUERIES], sum[QUERIES], scale = (float)(1.0 / sqrt((double)head_dim));
-  int64_t m = i1 - i0;
-  float *o = out + i0 * ld;
-  for (int64_t j0 = 0; j0 < i1; j0 += KEYS) {
-    int64_t n = pg_min64(KEYS, i1 - j0);
-    product(false, true, m, n, head_dim, scale, query + i0 * ld, ld, key + j0 * ld, ld, 0, scores,
-            KEYS);
-    for (int64_t r = 0; r < m; r++) {
-      float *p = scores + r * KEYS;
-      int64_t valid = pg_min64(n, i0 + r + 1 - j0);
-      float top = pg_max_run(p, valid);
-      if (j0 == 0) {
-        max[r] = top;
-        sum[r] = exponential_row(p, valid, n, top);
-        continue;
-      }
-      /* Rows whose maximum grew are brought to the new one. */
-      float shrink = 1;
-      if (top > max[r]) {
-        shrink = pg_expf(max[r] - top);
-        max[r] = top;
-        for (int64_t j = 0; j < head_dim; j++) o[r * ld + j] *= shrink;
-      }
-      sum[r] = sum[r] * shrink + exponential_row(p, valid, n, max[r]);
+/* products [n, BLOCK] = rows [n, head_dim] times packed [head_dim, BLOCK]. On the diagonal only
+ * queries from a strip's first key on. */
+static void key_products(const head *h, const float *rows, int64_t n, const float *packed,
+                         bool diagonal, float *products) {
+  if (!diagonal) {
+    pg_small_product(n, BLOCK, h->head_dim, rows, h->ld, 1, packed, BLOCK, products, BLOCK, false);
+    return;
+  }
+  for (int64_t c = 0; c < n; c += STRIP)
+    pg_small_product(pg_min64(STRIP, n - c), BLOCK - c, h->head_dim, rows + c * h->ld, h->ld, 1,
+                     packed + c, BLOCK, products + c * BLOCK + c, BLOCK, false);
+}
+
+/* to [m, head_dim] (+)= weights' [m, n] rows [n, head_dim], weights [n, BLOCK]: sums over keys. */
+static void sum_over_keys(const head *h, const float *weights, int64_t m, int64_t n,
+                          const float *rows, bool diagonal, bool add, float *to, int64_t ld) {
+  for (int64_t r = 0; r < m; r += diagonal ? STRIP : m)
+    pg_small_product(diagonal ? pg_min64(STRIP, m - r) : m, h->head_dim,
+                     diagonal ? pg_min64(n, r + STRIP) : n, weights + r, 1, BLOCK, rows, h->ld,
+                     to + r * ld, ld, add);
+}
+
+/* to [n, head_dim] (+)= weights [n, m] rows [m, head_dim]: sums over queries. */
+static void sum_over_queries(const head *h, const float *weights, int64_t m, int64_t n,
+                             const float *rows, bool diagonal, float *to) {
+  /* The diagonal is the first block of queries that a block of keys meets. */
+  for (int64_t c = 0; c < n; c += diagonal ? STRIP : n) {
+    int64_t from = diagonal ? c : 0;
+    pg_small_product(diagonal ? pg_min64(STRIP, n - c) : n, h->head_dim, m - from,
+                     weights + c * BLOCK + from, BLOCK, 1, rows + from * h->ld, h->ld,
+                     to + c * h->ld, h->ld, !diagonal);
+  }
+}
+
+/* First query of key c's strip, and masking of the queries before the key within it. */
+static int64_t mask(float *scores, int64_t c, bool diagonal) {
+  if (!diagonal) return 0;
+  int64_t from = c / STRIP * STRIP;
+  for (int64_t r = from; r < c; r++) scores[c * BLOCK + r] = -INFINITY;
+  return from;
+}
+
+/* Queries [i, i+m): the maximum and the sum of exponentials are carried from block to block of
+ * keys, and what has been summed shrinks when the maximum grows. work: packed queries
+ * [head_dim, BLOCK], scores [BLOCK, BLOCK], output [BLOCK, head_dim]. */
+static void forward_block(const head *h, int64_t i, int64_t m, float *work) {
+  float *packed = work, *scores = packed + h->head_dim * BLOCK, *o = scores + BLOCK * BLOCK;
+  float max[BLOCK], sum[BLOCK], shrink[BLOCK];
+  int64_t d = h->head_dim;
+  for (int r = 0; r < BLOCK; r++) max[r] = -INFINITY, sum[r] = 0;
+  pack_transposed(h->query + i * h->ld, m, h, h->scale, packed);
+  for (int64_t j = 0; j <= i; j += BLOCK) {
+    bool diagonal = j == i;
+    int64_t n = diagonal ? m : BLOCK;
+    key_products(h, h->key + j * h->ld, n, packed, diagonal, scores);
+    memcpy(shrink, max, sizeof max);
+    for (int64_t c = 0; c < n; c++) {
+      const float *s = scores + c * BLOCK;
+      int64_t from = mask(scores, c, diagonal);
+#pragma omp simd
+      for (int64_t r = from; r < BLOCK; r++) max[r] = s[r] > max[r] ? s[r] : max[r];
     }
-    product(false, false, m, head_dim, n, 1, scores, KEYS, value + j0 * ld, ld, j0 > 0, o, ld);
+#pragma omp simd
+    for (int64_t r = 0; r < BLOCK; r++) {
+      shrink[r] = pg_expf(shrink[r] - max[r]);
+      sum[r] *= shrink[r];
+    }
+    for (int64_t c = 0; c < n; c++) {
+      float *s = scores + c * BLOCK;
+#pragma omp simd
+      for (int64_t r = diagonal ? c / STRIP * STRIP : 0; r < BLOCK; r++) {
+        s[r] = pg_expf(s[r] - max[r]);
+        sum[r] += s[r];
+      }
+    }
+    for (int64_t r = 0; j > 0 && r < m; r++) {
+      if (shrink[r] == 1) continue;
+#pragma omp simd
+      for (int64_t l = 0; l < d; l++) o[r * d + l] *= shrink[r];
+    }
+    sum_over_keys(h, scores, m, n, h->value + j * h->ld, diagonal, j > 0, o, d);
   }
   for (int64_t r = 0; r < m; r++) {
-    float inverse = 1.0f / sum[r];
-    for (int64_t j = 0; j < head_dim; j++) o[r * ld + j] *= inverse;
-    lse[i0 + r] = (float)((double)max[r] + log((double)sum[r]));
+    float inverse = 1.0f / sum[r], *to = h->result + (i + r) * h->ld;
+#pragma omp simd
+    for (int64_t l = 0; l < d; l++) to[l] = o[r * d + l] * inverse;
+    h->lse[i + r] = (float)((double)max[r] + log((double)sum[r]));
   }
 }
 
-int PG_CPU(attention_forward)(pg_queue *q, const float *query, const float *key, const float *value,
-                              int64_t batch, int64_t time, int64_t heads, int64_t head_dim,
-                              float *out, float *lse) {
-  int64_t blocks = (time + QUERIES - 1) / QUERIES, ld = heads * head_dim;
+/* Queries [i, i+m) against all their keys: with P = exp(scale QK' - lse), dV += P' dO,
+ * dS = scale P o (dO V' - rowsum(dO o O)), dQ += dS K, dK += dS' Q. work: packed queries and dout
+ * [head_dim, BLOCK], P and dS [BLOCK, BLOCK]. */
+static void backward_block(const head *h, int64_t i, int64_t m, float *work) {
+  int64_t d = h->head_dim, ld = h->ld;
+  float *queries = work, *douts = queries + d * BLOCK, *p = douts + d * BLOCK;
+  float *ds = p + BLOCK * BLOCK, lse[BLOCK], delta[BLOCK], scale = h->scale;
+  const float *dout = h->dout + i * ld;
+  pack_transposed(h->query + i * ld, m, h, scale, queries);
+  pack_transposed(dout, m, h, 1, douts);
+  for (int64_t r = 0; r < BLOCK; r++) {
+    /* Probabilities of the queries past the end come out 0. */
+    lse[r] = r < m ? h->lse[i + r] : INFINITY;
+    delta[r] = r < m ? (float)pg_dot(dout + r * ld, h->out + (i + r) * ld, d) : 0;
+  }
+  for (int64_t j = 0; j <= i; j += BLOCK) {
+    bool diagonal = j == i;
+    int64_t n = diagonal ? m : BLOCK;
+    key_products(h, h->key + j * ld, n, queries, diagonal, p);
+    key_products(h, h->value + j * ld, n, douts, diagonal, ds);
+    for (int64_t c = 0; c < n; c++) {
+      float *pc = p + c * BLOCK, *dsc = ds + c * BLOCK;
+      int64_t from = mask(p, c, diagonal);
+#pragma omp simd
+      for (int64_t r = from; r < BLOCK; r++) {
+        pc[r] = pg_expf(pc[r] - lse[r]);
+        dsc[r] = scale * pc[r] * (dsc[r] - delta[r]);
+      }
+    }
+    sum_over_queries(h, p, m, n, dout, diagonal, h->dvalue + j * ld);
+    sum_over_queries(h, ds, m, n, h->query + i * ld, diagonal, h->dkey + j * ld);
+    sum_over_keys(h, ds, m, n, h->key + j * ld, diagonal, j > 0, h->dquery + i * ld, ld);
+  }
+}
+
+/* The shape and the tensors of a call; results NULL where the direction has none. */
+typedef struct call {
+  const float *query, *key, *value, *dout, *out;
+  float *result, *lse, *dquery, *dkey, *dvalue;
+  int64_t batch, time, heads, head_dim;
+  float scale;
+} call;
+
+static head head_at(const call *a, int64_t index) {
+  int64_t ld = a->heads * a->head_dim;
+  int64_t at = index / a->heads * a->time * ld + index % a->heads * a->head_dim;
+  head h = {.query = a->query + at,
+            .key = a->key + at,
+            .value = a->value + at,
+            .lse = a->lse + index * a->time,
+            .head_dim = a->head_dim,
+            .ld = ld,
+            .scale = a->scale};
+  if (a->dout) {
+    h.dout = a->dout + at, h.out = a->out + at;
+    h.dquery = a->dquery + at, h.dkey = a->dkey + at, h.dvalue = a->dvalue + at;
+  } else {
+    h.result = a->result + at;
+  }
+  return h;
+}
+
+/* Forward, the tasks are blocks of queries; backward they are heads, since the blocks of a head add
+ * to the same dkey and dvalue. */
+static int run(pg_queue *q, const call *a) {
+  int64_t all = a->batch * a->heads, blocks = (a->time + BLOCK - 1) / BLOCK;
+  int64_t tasks = a->dout ? all : all * blocks;
+  size_t floats = (size_t)(2 * a->head_dim * BLOCK + 2 * BLOCK * BLOCK);
   int failed = 0;
-#pragma omp parallel num_threads(pg_team(q, batch *heads *time *head_dim))
+#pragma omp parallel num_threads(pg_team(q, all * a->time * a->head_dim))
   {
     pg_float_mode mode = pg_float_mode_set(true);
-    float *scores = aligned_alloc(64, QUERIES * KEYS * sizeof *scores);
-    if (!scores) {
+    float *work = aligned_alloc(64, floats * sizeof *work);
+    if (!work) {
 #pragma omp atomic write
       failed = 1;
     }
-    /* Late queries meet more keys, so the longest blocks go first. */
 #pragma omp for schedule(dynamic)
-    for (int64_t t = 0; t < batch * heads * blocks; t++) {
-      int64_t head = t % (batch * heads), i0 = (blocks - 1 - t / (batch * heads)) * QUERIES;
-      int64_t at = head / heads * time * ld + head % heads * head_dim;
-      if (scores)
-        forward_block(query + at, key + at, value + at, i0, pg_min64(time, i0 + QUERIES), head_dim,
-                      ld, scores, out + at, lse + head * time);
+    for (int64_t t = 0; t < tasks; t++) {
+      head h = head_at(a, t % all);
+      if (!work) continue;
+      if (a->dout) {
+        for (int64_t i = 0; i < a->time; i += BLOCK)
+          backward_block(&h, i, pg_min64(BLOCK, a->time - i), work);
+      } else {
+        /* Late queries meet more keys, so the longest blocks go first. */
+        int64_t i = (blocks - 1 - t / all) * BLOCK;
+        forward_block(&h, i, pg_min64(BLOCK, a->time - i), work);
+      }
     }
-    free(scores);
+    free(work);
     pg_float_mode_restore(mode);
   }
   return failed ? pg_refuse(q, "no memory for attention scores") : 0;
 }
 
-typedef struct gradients {
-  const float *dout, *query, *key, *value, *out, *lse;
-  float *dquery, *dkey, *dvalue;
-  int64_t time, head_dim, ld;
-} gradients;
+/* Copies vectors of `from` elements to vectors of `to` elements, cutting or adding zeros. */
+static void repack(pg_queue *q, const float *x, int64_t from, int64_t vectors, int64_t to,
+                   float *y) {
+#pragma omp parallel for num_threads(pg_team(q, vectors *to)) schedule(static)
+  for (int64_t i = 0; i < vectors; i++)
+    for (int64_t j = 0; j < to; j++) y[i * to + j] = j < from ? x[i * from + j] : 0;
+}
 
-/* The block of queries [i0,i0+m) against keys [j0,j0+n): with P = exp(scale QK' - lse),
- * dV += P' dO, dS = scale P o (dO V' - rowsum(dO o O)), dQ += dS K, dK += dS' Q. */
-static void backward_block(const gradients *g, int64_t i0, int64_t m, int64_t j0, int64_t n,
-                           bool first_query, float *p, float *ds) {
-  int64_t ld = g->ld, hd = g->head_dim, i = i0 * ld, j = j0 * ld;
-  float scale = (float)(1.0 / sqrt((double)hd));
-  product(false, true, m, n, hd, scale, g->query + i, ld, g->key + j, ld, 0, p, KEYS);
-  product(false, true, m, n, hd, 1, g->dout + i, ld, g->value + j, ld, 0, ds, KEYS);
-  for (int64_t r = 0; r < m; r++) {
-    float *pr = p + r * KEYS, *dsr = ds + r * KEYS, shift = g->lse[i0 + r];
-    int64_t valid = pg_min64(n, i0 + r + 1 - j0);
-    float delta = (float)pg_dot(g->dout + i + r * ld, g->out + i + r * ld, hd);
-#pragma omp simd
-    for (int64_t c = 0; c < valid; c++) {
-      pr[c] = pg_expf(pr[c] - shift);
-      dsr[c] = scale * pr[c] * (dsr[c] - delta);
-    }
-    for (int64_t c = valid; c < n; c++) pr[c] = dsr[c] = 0;
+/* Runs the call on head vectors padded with zeros, which change no product. */
+static int run_padded(pg_queue *q, call a) {
+  int64_t d = a.head_dim, padded = (d + PG_COLUMN_UNIT - 1) / PG_COLUMN_UNIT * PG_COLUMN_UNIT;
+  int64_t vectors = a.batch * a.time * a.heads, n = vectors * padded;
+  const float **inputs[] = {&a.query, &a.key, &a.value, &a.dout, &a.out};
+  float **outputs[] = {&a.result, &a.dquery, &a.dkey, &a.dvalue};
+  float *originals[4], *memory, *next;
+  int status;
+  if (padded == d) return run(q, &a);
+  memory = next = aligned_alloc(64, (size_t)n * 8 * sizeof *memory);
+  if (!memory) return pg_refuse(q, "no memory for padded heads");
+  for (int i = 0; i < 5; i++) {
+    if (!*inputs[i]) continue;
+    repack(q, *inputs[i], d, vectors, padded, next);
+    *inputs[i] = next;
+    next += n;
   }
-  product(true, false, n, hd, m, 1, p, KEYS, g->dout + i, ld, !first_query, g->dvalue + j, ld);
-  product(true, false, n, hd, m, 1, ds, KEYS, g->query + i, ld, !first_query, g->dkey + j, ld);
-  product(false, false, m, hd, n, 1, ds, KEYS, g->key + j, ld, j0 > 0, g->dquery + i, ld);
+  for (int i = 0; i < 4; i++) {
+    originals[i] = *outputs[i];
+    if (!originals[i]) continue;
+    *outputs[i] = next;
+    next += n;
+  }
+  a.head_dim = padded;
+  status = run(q, &a);
+  for (int i = 0; i < 4 && status == 0; i++)
+    if (originals[i]) repack(q, *outputs[i], padded, vectors, d, originals[i]);
+  free(memory);
+  return status;
+}
+
+int PG_CPU(attention_forward)(pg_queue *q, const float *query, const float *key, const float *value,
+                              int64_t batch, int64_t time, int64_t heads, int64_t head_dim,
+                              float *out, float *lse) {
+  return run_padded(q, (call){.query = query,
+                              .key = key,
+                              .value = value,
+                              .result = out,
+                              .lse = lse,
+                              .batch = batch,
+                              .time = time,
+                              .heads = heads,
+                              .head_dim = head_dim,
+                              .scale = (float)(1.0 / sqrt((double)head_dim))});
 }
 
 int PG_CPU(attention_backward)(pg_queue *q, const float *dout, const float *query, const float *key,
                                const float *value, const float *out, const float *lse,
                                int64_t batch, int64_t time, int64_t heads, int64_t head_dim,
                                float *dquery, float *dkey, float *dvalue) {
-  int64_t ld = heads * head_dim;
-  int failed = 0;
-#pragma omp parallel num_threads(pg_team(q, batch *heads *time *head_dim))
-  {
-    pg_float_mode mode = pg_float_mode_set(true);
-    float *buffer = aligned_alloc(64, 2 * QUERIES * KEYS * sizeof *buffer);
-    if (!buffer) {
-#pragma omp atomic write
-      failed = 1;
-    }
-#pragma omp for schedule(dynamic)
-    for (int64_t head = 0; head < batch * heads; head++) {
-      int64_t at = head / heads * time * ld + head % heads * head_dim;
-      gradients g = {dout + at,   query + at, key + at,    value + at, out + at, lse + head * time,
-                     dquery + at, dkey + at,  dvalue + at, time,       head_dim, ld};
-      for (int64_t j0 = 0; buffer && j0 < time; j0 += KEYS)
-        for (int64_t i0 = j0; i0 < time; i0 += QUERIES) {
-          /* Keys after the last query of the block are masked: leave them out, except that the
-           * first block of queries must write all rows of dkey and dvalue. */
-          int64_t m = pg_min64(QUERIES, time - i0), n = pg_min64(KEYS, time - j0);
-          if (i0 > j0) n = pg_min64(n, i0 + m - j0);
-          backward_block(&g, i0, m, j0, n, i0 == j0, buffer, buffer + QUERIES * KEYS);
-        }
-    }
-    free(buffer);
-    pg_float_mode_restore(mode);
-  }
-  return failed ? pg_refuse(q, "no memory for attention scores") : 0;
+  return run_padded(q, (call){.query = query,
+                              .key = key,
+                              .value = value,
+                              .dout = dout,
+                              .out = out,
+                              .lse = (float *)lse, /* only read */
+                              .dquery = dquery,
+                              .dkey = dkey,
+                              .dvalue = dvalue,
+                              .batch = batch,
+                              .time = time,
+                              .heads = heads,
+                              .head_dim = head_dim,
+                              .scale = (float)(1.0 / sqrt((double)head_dim))});
 }

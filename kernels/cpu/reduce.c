@@ -70,9 +70,10 @@ static double sum_run(const float *x, int64_t stride, int64_t n, bool square) {
 /* The extreme of a run and its first position, or those of its first NaN. */
 static partial extreme_run(const float *x, int64_t stride, int64_t n, bool max, bool locate) {
   float best = max ? -INFINITY : INFINITY;
-  bool nan = false;
+  int nan = 0;
   if (stride == 1) {
     best = max ? pg_max_run(x, n) : pg_min_run(x, n);
+#pragma omp simd reduction(| : nan)
     for (int64_t k = 0; k < n; k++) nan |= x[k] != x[k];
   } else {
     for (int64_t k = 0; k < n; k++) {
@@ -101,21 +102,39 @@ static void along_rows(pg_queue *q, pg_reduce_op op, pg_view a, int64_t rows, in
         finish(op, reduce_run(op, a.data + i * a.row_stride, a.column_stride, columns), columns);
 }
 
-/* Rows [i0,i1) of columns [j0,j1) into p[j - j0]. */
+/* Rows [i0,i1) of columns [j0,j1): values and, for args, rows (as fp64, exact) from j0 on. */
 static void column_block(pg_reduce_op op, pg_view a, int64_t i0, int64_t i1, int64_t j0, int64_t j1,
-                         partial *p) {
-  for (int64_t j = j0; j < j1; j++) p[j - j0] = empty(op);
+                         double *value, double *row) {
+  int64_t n = j1 - j0, stride = a.column_stride;
+  for (int64_t j = 0; j < n; j++) value[j] = empty(op).value;
   for (int64_t i = i0; i < i1; i++) {
-    const float *x = a.data + i * a.row_stride;
-    if (is_sum(op)) {
-      bool square = op == PG_NORM;
-      for (int64_t j = j0; j < j1; j++) {
-        double value = (double)x[j * a.column_stride];
-        p[j - j0].value += square ? value * value : value;
+    const float *x = a.data + i * a.row_stride + j0 * stride;
+    if (row) {
+      for (int64_t j = 0; j < n; j++) {
+        partial seen = {value[j], (int64_t)row[j]}, next = {(double)x[j * stride], i};
+        seen = i == i0 ? next : join(op, seen, next);
+        value[j] = seen.value;
+        row[j] = (double)seen.index;
+      }
+    } else if (op == PG_NORM) {
+#pragma omp simd
+      for (int64_t j = 0; j < n; j++) value[j] += (double)x[j * stride] * (double)x[j * stride];
+    } else if (is_sum(op)) {
+#pragma omp simd
+      for (int64_t j = 0; j < n; j++) value[j] += (double)x[j * stride];
+    } else if (is_max(op)) {
+      /* A NaN replaces anything and nothing replaces it. */
+#pragma omp simd
+      for (int64_t j = 0; j < n; j++) {
+        double v = (double)x[j * stride];
+        value[j] = ((v > value[j]) | (v != v)) ? v : value[j];
       }
     } else {
-      for (int64_t j = j0; j < j1; j++)
-        p[j - j0] = join(op, p[j - j0], (partial){(double)x[j * a.column_stride], i});
+#pragma omp simd
+      for (int64_t j = 0; j < n; j++) {
+        double v = (double)x[j * stride];
+        value[j] = ((v < value[j]) | (v != v)) ? v : value[j];
+      }
     }
   }
 }
@@ -124,20 +143,27 @@ static int along_columns(pg_queue *q, pg_reduce_op op, pg_view a, int64_t rows, 
                          float *out) {
   int64_t size = pg_max64(MIN_ROWS, (rows + MAX_BLOCKS - 1) / MAX_BLOCKS);
   int64_t blocks = (rows + size - 1) / size, groups = (columns + COLUMNS - 1) / COLUMNS;
-  partial *partials = malloc((size_t)(blocks * columns) * sizeof *partials + 1);
-  if (!partials) return pg_refuse(q, "no memory to reduce %lld columns", (long long)columns);
+  bool locate = op == PG_ARGMAX || op == PG_ARGMIN;
+  size_t count = (size_t)(blocks * columns);
+  double *values = malloc((locate ? 2 : 1) * count * sizeof *values + 1);
+  double *where = locate && values ? values + count : NULL;
+  if (!values) return pg_refuse(q, "no memory to reduce %lld columns", (long long)columns);
 #pragma omp parallel for num_threads(pg_team(q, rows *columns)) schedule(dynamic)
   for (int64_t t = 0; t < blocks * groups; t++) {
-    int64_t b = t / groups, j0 = t % groups * COLUMNS;
+    int64_t b = t / groups, j0 = t % groups * COLUMNS, at = b * columns + j0;
     column_block(op, a, b * size, pg_min64(rows, (b + 1) * size), j0,
-                 pg_min64(columns, j0 + COLUMNS), partials + b * columns + j0);
+                 pg_min64(columns, j0 + COLUMNS), values + at, where ? where + at : NULL);
   }
   for (int64_t j = 0; j < columns; j++) {
     partial p = empty(op);
-    for (int64_t b = 0; b < blocks; b++) p = join(op, p, partials[b * columns + j]);
+    for (int64_t b = 0; b < blocks; b++) {
+      int64_t at = b * columns + j;
+      partial next = {values[at], where ? (int64_t)where[at] : 0};
+      p = b ? join(op, p, next) : next;
+    }
     out[j] = finish(op, p, rows);
   }
-  free(partials);
+  free(values);
   return 0;
 }
 

@@ -7,29 +7,31 @@
 #include <math.h>
 #include <string.h>
 
-/* Extremes over explicit lanes: clang 14 cannot vectorise a max reduction that respects NaN. NaN is
- * ignored; an empty run gives -inf or inf. */
-#define PG_LANES 16
-static inline float pg_max_run(const float *x, int64_t n) {
-  float lane[PG_LANES];
-  int64_t k = 0;
-  for (int l = 0; l < PG_LANES; l++) lane[l] = -INFINITY;
-  for (; k + PG_LANES <= n; k += PG_LANES)
-    for (int l = 0; l < PG_LANES; l++) lane[l] = x[k + l] > lane[l] ? x[k + l] : lane[l];
-  for (; k < n; k++) lane[0] = x[k] > lane[0] ? x[k] : lane[0];
-  for (int l = 1; l < PG_LANES; l++) lane[0] = lane[l] > lane[0] ? lane[l] : lane[0];
-  return lane[0];
-}
-static inline float pg_min_run(const float *x, int64_t n) {
-  float lane[PG_LANES];
-  int64_t k = 0;
-  for (int l = 0; l < PG_LANES; l++) lane[l] = INFINITY;
-  for (; k + PG_LANES <= n; k += PG_LANES)
-    for (int l = 0; l < PG_LANES; l++) lane[l] = x[k + l] < lane[l] ? x[k + l] : lane[l];
-  for (; k < n; k++) lane[0] = x[k] < lane[0] ? x[k] : lane[0];
-  for (int l = 1; l < PG_LANES; l++) lane[0] = lane[l] < lane[0] ? lane[l] : lane[0];
-  return lane[0];
-}
+/* Extremes over explicit lanes, since clang 14 cannot vectorise a max reduction that respects NaN;
+ * 64 of them, since gcc 12 unrolls shorter inner loops into scalars. NaN is ignored; an empty run
+ * gives -inf or inf. */
+#define PG_LANES 64
+#define PG_EXTREME_RUN(name, start, beats)                                                         \
+  static inline float name(const float *x, int64_t n) {                                            \
+    float lane[PG_LANES];                                                                          \
+    int64_t k = 0;                                                                                 \
+    for (int l = 0; l < PG_LANES; l++) lane[l] = start;                                            \
+    for (; k + PG_LANES <= n; k += PG_LANES) {                                                     \
+      _Pragma("omp simd") for (int l = 0; l < PG_LANES; l++) lane[l] =                             \
+          x[k + l] beats lane[l] ? x[k + l] : lane[l];                                             \
+    }                                                                                              \
+    for (int l = 0; k < n; k++, l++) lane[l] = x[k] beats lane[l] ? x[k] : lane[l];                \
+    for (int l = 0; l < 16; l++) {                                                                 \
+      float a = lane[l + 16] beats lane[l] ? lane[l + 16] : lane[l];                               \
+      float b = lane[l + 48] beats lane[l + 32] ? lane[l + 48] : lane[l + 32];                     \
+      lane[l] = b beats a ? b : a;                                                                 \
+    }                                                                                              \
+    for (int w = 8; w; w /= 2)                                                                     \
+      for (int l = 0; l < w; l++) lane[l] = lane[l + w] beats lane[l] ? lane[l + w] : lane[l];     \
+    return lane[0];                                                                                \
+  }
+PG_EXTREME_RUN(pg_max_run, -INFINITY, >)
+PG_EXTREME_RUN(pg_min_run, INFINITY, <)
 
 /* 0 when every element is finite, else NaN. */
 static inline float pg_not_finite(const float *x, int64_t n) {
