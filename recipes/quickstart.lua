@@ -2,7 +2,7 @@
 --   perigee train recipes/quickstart.lua --set head=adamw
 local pg = require "perigee"
 local p  = pg.params { head = pg.choice { "rownorm", "adamw" }, seed = 0, updates = 300,
-                       data = "data/kjv" }
+                       data = "data/kjv", validation = 65536 }
 
 local d = 128
 local head_optimizer = {
@@ -31,7 +31,8 @@ return pg.recipe {
   },
   hooks = {
     pg.every(10,  pg.diagnostics.head_diameter()),
-    pg.every(100, pg.diagnostics.validation { tokens = 65536, hilbert_panel = 2048 }),
+    pg.every(100, pg.diagnostics.validation {
+              tokens = p.validation, hilbert_panel = math.min(2048, p.validation) }),
     pg.every(50,  function(run)
       run:log("head/row_norm_max", run.head.increment:row_norms():max())
     end),
