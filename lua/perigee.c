@@ -96,7 +96,8 @@ static int describe_error(lua_State *L) {
   lua_pushvalue(L, 1);
   if (lua_pcall(L, 1, 1, 0) != LUA_OK)
     lua_pushfstring(L, "(an error object of type %s that cannot be shown)", luaL_typename(L, 1));
-  if (getenv("PERIGEE_TRACEBACK")) luaL_traceback(L, L, lua_tostring(L, -1), 1);
+  const char *trace = getenv("PERIGEE_TRACE");
+  if (trace && strcmp(trace, "1") == 0) luaL_traceback(L, L, lua_tostring(L, -1), 1);
   return 1;
 }
 
