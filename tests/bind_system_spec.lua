@@ -80,6 +80,7 @@ describe("files", function()
 end)
 
 describe("signals", function()
+  after_each(support.clean)
   -- In a process of its own: the handlers are the process's.
   it("set a flag, count, and cancel a context when asked to", function()
     local output, how, code = support.process [[
