@@ -19,7 +19,8 @@ function check.show(value)
     if math.type(value) == "integer" then return tostring(value) end
     if value ~= value then return "nan" end
     local short = ("%.14g"):format(value)
-    return tonumber(short) == value and short or ("%.17g"):format(value)
+    if tonumber(short) ~= value then short = ("%.17g"):format(value) end
+    return (short:gsub(",", ".")) -- a locale may have a decimal comma
   elseif kind == "boolean" or kind == "nil" then
     return tostring(value)
   elseif kind == "table" then
