@@ -1,14 +1,17 @@
 /* Rows of a table by token, and the gradient of the table. */
 #include "cpu.h"
-#include <string.h>
 #include <omp.h>
 
 /* out[i,:] = weight[tokens[i],:]; tokens [n], weight [V,d], out [n,d]. */
 int PG_CPU(embedding_forward)(pg_queue *q, const int32_t *tokens, int64_t n, const float *weight,
                               int64_t d, float *out) {
 #pragma omp parallel for num_threads(pg_team(q, n *d)) schedule(static)
-  for (int64_t i = 0; i < n; i++)
-    memcpy(out + i * d, weight + (int64_t)tokens[i] * d, (size_t)d * sizeof *out);
+  for (int64_t i = 0; i < n; i++) {
+    const float *from = weight + (int64_t)tokens[i] * d;
+    float *to = out + i * d;
+#pragma omp simd
+    for (int64_t j = 0; j < d; j++) to[j] = from[j];
+  }
   return 0;
 }
 

@@ -63,8 +63,8 @@ int PG_CPU(qk_norm_rope_backward)(pg_queue *q, const float *dy, const float *x, 
         for (int64_t j = 0; j < half; j++) {
           float nl = PG_FMA(dl[j], c[j], dr[j] * s[j]);
           float nr = PG_FMA(dr[j], c[j], -(dl[j] * s[j]));
-          ol[j] = PG_FMA(k, nl, -(m * xl[j]));
-          or [j] = PG_FMA(k, nr, -(m * xr[j]));
+          left[j] = PG_FMA(k, nl, -(m * xl[j]));
+          right[j] = PG_FMA(k, nr, -(m * xr[j]));
         }
       }
     }
