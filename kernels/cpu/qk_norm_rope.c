@@ -49,7 +49,7 @@ int PG_CPU(qk_norm_rope_backward)(pg_queue *q, const float *dy, const float *x, 
       for (int64_t h = 0; h < heads; h++) {
         int64_t at = (i * heads + h) * head_dim;
         const float *dl = dy + at, *dr = dl + half, *xl = x + at, *xr = xl + half;
-        float *ol = dx + at, * or = ol + half;
+        float *left = dx + at, *right = left + half;
         double dot = 0;
 #pragma omp simd reduction(+ : dot)
         for (int64_t j = 0; j < half; j++) {
