@@ -104,6 +104,22 @@ TEST(gemm) {
   check_gemm(true, false, 70, 23, 90, 1, 1, 1, 2);
 }
 
+/* Grids of blocks that do not divide the matrix, with more threads than some sides have rows. */
+TEST(gemm_many_threads) {
+  pg_queue *usual = q;
+  unit_seed(13);
+  for (int threads = 3; threads <= 8; threads++) {
+    if (k->queue_new(threads, &q) < 0) abort();
+    check_gemm(false, true, 100, 37, 64, 1, 0, 0, 0);
+    check_gemm(true, false, 3, 2001, 40, 1, 1, 0, 1);
+    check_gemm(false, false, 2001, 3, 40, 1, 0, 0, 0);
+    check_gemm(false, true, 1, 500, 300, 1, 0, 0, 0);
+    check_gemm(false, true, 40, 40, 40, 1, 0, 7, 0);
+    k->queue_free(q);
+  }
+  q = usual;
+}
+
 TEST(gemm_by_hand) {
   float a[] = {1, 2, 3, 4, 5, 6}, b[] = {1, 0, -1, 2, 1, 1}, c[4] = {NAN, NAN, NAN, NAN};
   pg_gemm g = {false, false, 2, 2, 3, 1, 0, a, b, c, 3, 2, 2, PG_F32, PG_F32, PG_F32, 1, 0, 0, 0};
@@ -145,6 +161,7 @@ int main(void) {
   FOR_EACH_BACKEND {
     RUN(memory);
     RUN(gemm);
+    RUN(gemm_many_threads);
     RUN(gemm_by_hand);
     RUN(embedding);
   }
