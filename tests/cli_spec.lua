@@ -268,6 +268,37 @@ wait $pid; exit $?]]):format(support.quote(folder), support.quote(support.progra
   end
 end)
 
+describe("a run that is killed", function()
+  it("resumes from a whole checkpoint wherever SIGKILL struck", function()
+    local folder = support.folder()
+    assert.equal(0, (train(folder .. "/whole", "--set", "updates=60", "--set",
+      "checkpoint_every=1", "--quiet")))
+    local command = ("cd %s; export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1; %s %%s & pid=$!;"
+      .. " sleep %%.3f; kill -KILL $pid; wait $pid"):format(support.quote(folder),
+      support.quote(support.program))
+    local start = ("train %s --set data=%s --set updates=60 --set checkpoint_every=1 --quiet "
+      .. "--out run"):format(tiny, data)
+    local kills = 0
+    for i = 1, 8 do
+      local words = core.fs.exists(folder .. "/run/recipe.lua") and "resume run --quiet" or start
+      -- Killed while it was made: no run directory worth keeping.
+      if words == start then core.fs.remove(folder .. "/run") end
+      local code = support.shell(command:format(words, 0.05 + 0.037 * i))
+      if code == 137 then kills = kills + 1 end
+    end
+    assert.is_true(kills > 0)
+    assert.equal(0, (support.perigee({ "resume", "run", "--quiet" }, folder)))
+    for _, file in ipairs { "model", "optimizer", "increment" } do
+      local name = ("/checkpoints/00000060/%s.safetensors"):format(file)
+      assert.equal(core.fs.sha256(folder .. "/whole" .. name),
+        core.fs.sha256(folder .. "/run" .. name))
+    end
+    for _, name in ipairs(core.fs.list(folder .. "/run/checkpoints")) do
+      assert.matches("^%d+$", name) -- nothing half-written stays
+    end
+  end)
+end)
+
 describe("logs", function()
   it("stay valid JSON with a decimal comma in the locale", function()
     local folder = support.folder()
@@ -385,6 +416,44 @@ return tonumber(arg[2])]])
     support.write(script, "error({})")
     refused(1, { "an error object of type table" }, { "run", script })
     refused(1, { "ENOENT", "absent.lua" }, { "run", folder .. "/absent.lua" })
+  end)
+
+  it("data prepare makes what training and generate need", function()
+    local folder = support.folder()
+    local some = { "the", "light", "of", "a", "day", "was", "good" }
+    local words = {}
+    for i = 1, 3000 do words[i] = some[i * i % 7 + 1] end
+    support.write(folder .. "/a.txt", table.concat(words, " "))
+    support.write(folder .. "/b.txt", "Let there be light. " .. ("And there was. "):rep(200))
+    local code, out, err = support.perigee({ "data", "prepare", "--text", "a.txt", "b.txt",
+      "--out", "d", "--vocab-size", "270" }, folder)
+    assert.equal(0, code, err)
+    assert.matches("^d: vocabulary 270, [%d,]+ training tokens in 1 shards", out)
+    code, out, err = support.perigee({ "train", tiny, "--set", "data=d", "--set", "updates=4",
+      "--set", "tokens=64", "--out", "run", "--quiet" }, folder)
+    assert.equal(0, code, out .. err)
+    assert.is_true(core.fs.exists(folder .. "/run/checkpoints/00000004/tokenizer.json"))
+    local _, lines = support.metrics(folder .. "/run")
+    assert.equal(2, #lines[4]["diagnostics/lm_head_step/diameter_text"])
+    local function generate(...)
+      local status, text, problem = support.perigee({ "generate", "run", "--prompt", "Let there",
+        "--tokens", "12", ... }, folder)
+      assert.equal(0, status, problem)
+      assert.equal("Let there", text:sub(1, 9))
+      return text
+    end
+    assert.equal(generate("--seed", "5"), generate("--seed", "5"))
+    assert.equal(generate("--temperature", "0"), generate("--temperature", "0", "--seed", "9"))
+    assert.equal(generate("--top-k", "1"), generate("--temperature", "0"))
+    assert.equal(0, (support.perigee({ "generate", "run", "--tokens", "2" }, folder)))
+    -- A folder that holds a data set already, a missing text.
+    refused(1, { "EEXIST", "d" }, { "data", "prepare", "--text", "a.txt", "--out", "d",
+      "--vocab-size", "270" }, folder)
+    refused(1, { "none.txt" }, { "data", "prepare", "--text", "none.txt", "--out", "e",
+      "--vocab-size", "270" }, folder)
+    assert.is_false(core.fs.exists(folder .. "/e"))
+    refused(2, { "--vocab-size \"100\" is not allowed" }, { "data", "prepare", "--text", "a.txt",
+      "--out", "e", "--vocab-size", "100" }, folder)
   end)
 
   it("generate needs a tokenizer", function()

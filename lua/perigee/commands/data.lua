@@ -21,7 +21,7 @@ local prepare = {
     { name = "vocab-size", value = "N", kind = "integer", min = 257,
       help = "size of the vocabulary to train (default 4096)" },
     { name = "val-fraction", value = "F", kind = "number", max = 0.5,
-      help = "share of the tokens, from the end, for validation (default 0.05)" },
+      help = "share of the tokens, from the end, for validation (default 0.1)" },
     { name = "shard-tokens", value = "N", kind = "integer", min = 2,
       help = "tokens per shard at most (default 100000000)" },
     { name = "name", value = "NAME", help = "prefix of the shards' names (default text)" },
@@ -65,7 +65,7 @@ local function run_prepare(words)
   local show = console.new { quiet = options.quiet, last = 1, tokens_per_update = 1 }
   local report = errors.try(core.prepare(ctx, {
     texts = options.text, out = options.out, tokenizer = options.tokenizer, vocab = vocab,
-    val_fraction = options.val_fraction or 0.05, shard_tokens = options.shard_tokens,
+    val_fraction = options.val_fraction or 0.1, shard_tokens = options.shard_tokens,
     name = options.name,
     progress = function(what, fraction)
       if show.tty then
