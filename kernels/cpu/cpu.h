@@ -15,6 +15,7 @@
 #define PG_CPU_H
 
 #include "../kernels.h"
+#include <omp.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -98,6 +99,12 @@ static inline int64_t pg_min64(int64_t a, int64_t b) {
 }
 static inline int64_t pg_max64(int64_t a, int64_t b) {
   return a > b ? a : b;
+}
+
+/* Inside a parallel region: OpenBLAS calls of this thread stay on it until the region ends. A team
+ * of one is no active region to OpenBLAS, which would then start threads of its own. */
+static inline void pg_blas_on_this_thread(void) {
+  omp_set_num_threads(1);
 }
 
 /* Threads worth waking for `work` element operations: below ~16k the region costs more. */

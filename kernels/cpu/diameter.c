@@ -162,6 +162,7 @@ static pair sweep(pg_queue *q, const cloud *c, double *work) {
 #pragma omp parallel for num_threads(q->threads) schedule(dynamic)
     for (int64_t j = 0; j < c->rows; j += TILE) {
       float dot[SEEDS * TILE];
+      pg_blas_on_this_thread();
       int64_t n = pg_min64(TILE, c->rows - j);
       cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, SEEDS, (int)n, (int)c->d, 1, seed,
                   (int)c->d, c->z + j * c->d, (int)c->d, 0, dot, TILE);
@@ -279,6 +280,7 @@ static int search_tiles(pg_queue *q, const cloud *c, const volatile int *cancel,
     float *dot = aligned_alloc(64, TILE * TILE * sizeof *dot);
     pair mine = {-1, INT64_MAX, INT64_MAX};
     double done = 0;
+    pg_blas_on_this_thread();
     if (!dot) {
 #pragma omp atomic write
       failed = 1;

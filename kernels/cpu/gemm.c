@@ -55,6 +55,7 @@ int PG_CPU(gemm)(pg_queue *q, const pg_gemm *g) {
 #pragma omp parallel num_threads(threads)
   {
     pg_float_mode mode = pg_float_mode_set(true);
+    pg_blas_on_this_thread();
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < blocks; t++) {
       int r = (int)(t % per_product) / columns, c = (int)(t % per_product) % columns;

@@ -1,6 +1,5 @@
 /* Host memory as device memory, and the queue. */
 #include "cpu.h"
-#include <cblas.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +12,6 @@ int PG_CPU(queue_new)(int threads, pg_queue **out) {
   *out = calloc(1, sizeof **out);
   if (!*out) return -1;
   (*out)->threads = threads > 0 ? threads : omp_get_num_procs();
-  /* gemm.c divides the products over the queue's threads itself. */
-  openblas_set_num_threads(1);
   return 0;
 }
 

@@ -1,5 +1,33 @@
 /* Level selection, memory, dense products and the embedding. */
 #include "kernels_unit.h"
+#include <dirent.h>
+#include <omp.h>
+
+static int threads_alive(void) {
+  int count = 0;
+  DIR *folder = opendir("/proc/self/task");
+  if (!folder) abort();
+  while (readdir(folder)) count++;
+  closedir(folder);
+  return count - 2; /* "." and ".." */
+}
+
+/* A queue of one thread starts no others, OpenBLAS's included, and the host's own OpenMP setting is
+ * left alone. Runs first, before any other test has started threads. */
+TEST(one_thread_is_one_thread) {
+  omp_set_num_threads(3);
+  int before = threads_alive();
+  unit_backend(0);
+  int64_t n = 300;
+  float *a = unit_normals(n * n, 1), *c = unit_poisoned(n * n);
+  pg_gemm g = {false, true, n, n, n, 1, 0, a, a, c, n, n, n, PG_F32, PG_F32, PG_F32, 1, 0, 0, 0};
+  pg_farthest f;
+  KERNEL(gemm, &g);
+  KERNEL(diameter, a, n, n, NULL, &f);
+  CHECK(threads_alive() == before, "%d threads, %d before", threads_alive(), before);
+  CHECK(omp_get_max_threads() == 3, "the host's setting became %d", omp_get_max_threads());
+  free(a), free(c);
+}
 
 TEST(levels) {
   CHECK(pg_cpu_kernels("base") == &pg_cpu_base_kernels, "base always runs");
@@ -157,6 +185,7 @@ TEST(embedding) {
 }
 
 int main(void) {
+  RUN(one_thread_is_one_thread);
   RUN(levels);
   FOR_EACH_BACKEND {
     RUN(memory);
