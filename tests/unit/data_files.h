@@ -33,10 +33,11 @@ static inline void data_folder_remove(const char *path) {
   if (system(command) != 0) printf("cannot remove %s\n", path);
 }
 
+/* One of 64 buffers in turn. */
 static inline char *data_path(const char *folder, const char *name) {
-  static char paths[8][256];
+  static char paths[64][256];
   static int next;
-  char *path = paths[next = (next + 1) % 8];
+  char *path = paths[next = (next + 1) % 64];
   snprintf(path, 256, "%s/%s", folder, name);
   return path;
 }
