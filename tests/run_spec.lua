@@ -347,10 +347,12 @@ describe("a run directory", function()
 local pg = require "perigee"
 local p = pg.params { data = %q, updates = 3 }
 local sizes = require "sizes"
+local rate = dofile(%q)
 return pg.recipe { name = "kept", model = { layers = 1, width = sizes.width, heads = 2,
   head_dim = 8, context = 8 }, data = { path = p.data }, batch = { sequences = 4 },
   updates = p.updates, optimizers = { { role = { "embedding", "backbone", "head" },
-  pg.optim.sgd { lr = 0.1 } } } }]]):format(data))
+  pg.optim.sgd { lr = function() return rate end } } } }]]):format(data, folder .. "/rate.lua"))
+    support.write(folder .. "/rate.lua", "return 0.1")
     local run = assert(pg.open(folder .. "/r.lua", { out = folder .. "/run",
       set = { updates = 2 }, threads = 1 }))
     train(run)
@@ -366,6 +368,13 @@ return pg.recipe { name = "kept", model = { layers = 1, width = sizes.width, hea
     assert.equal("dataset.json", config.data.vocabulary_from)
     assert.matches("^%x+$", config.data.digest)
     assert.equal(data, support.json(folder .. "/run/state.json").paths.data)
+    -- A resume reads the copies: the originals may be gone.
+    for _, name in ipairs { "r.lua", "sizes.lua", "rate.lua" } do
+      core.fs.remove(folder .. "/" .. name)
+    end
+    local resumed = assert(pg.resume(folder .. "/run", { threads = 1, max_updates = 2 }))
+    assert.equal(2, resumed.update)
+    resumed:close()
   end)
 
   it("is not made when something is refused", function()

@@ -22,8 +22,9 @@ end
 local function recipe_object(reading)
   local files = {}
   for i, file in ipairs(reading.files) do
-    files[i] = directory.object { { "kind", file.kind }, { "name", file.name },
-      { "file", file.archived }, { "sha256", file.sha256 } }
+    files[i] = directory.object { { "kind", file.kind },
+      { "name", directory.public_path(file.name) }, { "file", file.archived },
+      { "sha256", file.sha256 } }
   end
   local commit, modified = sources.commit(reading)
   return directory.object {

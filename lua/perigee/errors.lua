@@ -42,6 +42,9 @@ function errors.defined(f)
   return ("%s:%d"):format(info.short_src, info.linedefined)
 end
 
+-- The same without folders, for config.json.
+function errors.defined_briefly(f) return (errors.defined(f):gsub("^.*/", "")) end
+
 -- Misuse at a known place ("file:line" or nil for the nearest caller outside).
 function errors.at(where, format, ...)
   local message = select("#", ...) > 0 and format:format(...) or format

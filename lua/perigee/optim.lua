@@ -136,7 +136,7 @@ function Optimizer:describe()
     if type(value) == "table" then
       text = ("{%s, %s}"):format(check.show(value[1]), check.show(value[2]))
     elseif type(value) == "function" then
-      text = "function at " .. errors.defined(value)
+      text = "function at " .. errors.defined_briefly(value)
     else
       text = check.show(value)
     end

@@ -147,7 +147,7 @@ end
 
 -- "warmup_cosine { floor = 0.1, warmup = 0.1 }"
 function Schedule:describe()
-  if self.name == "function" then return "function at " .. self.where end
+  if self.name == "function" then return "function at " .. (self.where:gsub("^.*/", "")) end
   local parts = {}
   for name, value in pairs(self.options) do
     parts[#parts + 1] = ("%s = %s"):format(name, check.show(value))

@@ -176,7 +176,7 @@ local function describe_directory(path)
     errors.world(("ENOENT: %s is not a run directory: expected config.json, state.json and "
       .. "recipe.lua in it"):format(path), "ENOENT")
   end
-  return described, place
+  return place
 end
 
 -- A script that opened its own run cannot be run again for its recipe.
@@ -228,12 +228,12 @@ function session.resume(path, options)
   options.directory = path
   return building(function(run)
     run.out = path
-    local described, place = describe_directory(path)
+    local place = describe_directory(path)
     refuse_script(path, place, options)
     local found, update = find_checkpoint(run, path)
     local host = found and checkpoints.host_state(found)
     local settings = { set = given_params(place, options.set) }
-    local archive = sources.from_directory(path, described.recipe and described.recipe.files)
+    local archive = sources.from_directory(path, place.files)
     local from = options.recipe or (path .. "/recipe.lua")
     if recipe.is(from) then settings = {} end
     local rec = take_recipe(run, from, settings, archive)

@@ -149,7 +149,7 @@ function sources.archive_names(reading)
   return reading
 end
 
--- An archive table for sources.run from what config.json lists: { kind, name, file }.
+-- An archive table for sources.run from what state.json lists: { kind, name, file }.
 function sources.from_directory(directory, listed)
   local archive = {}
   for _, file in ipairs(listed or {}) do

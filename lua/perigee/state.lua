@@ -17,7 +17,12 @@ end
 -- What belongs to this machine or names a recipe exactly: the run directory's own state.json, and a
 -- part of every checkpoint's.
 function state.place(run)
+  local files = {}
+  for i, file in ipairs(run.reading.files) do
+    files[i] = { kind = file.kind, name = file.name, file = file.archived }
+  end
   return {
+    files = core.json.array(files), -- names as the recipe calls them
     recipe = run.identity,
     script = run.reading.script or nil, -- pg.open with a recipe object
     params = run.params,
