@@ -154,6 +154,27 @@ describe("hooks of a run", function()
     r:close()
   end)
 
+  it("can end the run with stop, not with close", function()
+    local ok, e, _, run = attempt({ function(r) r:close() end })
+    assert.is_false(ok)
+    assert.matches("a hook may end it with run:stop", tostring(e))
+    run:close()
+  end)
+
+  it("can ask for a checkpoint, which is saved when the update is complete", function()
+    local ok, e, out, run = attempt({ function(r)
+      if r.update == 3 then
+        assert(r:checkpoint() == r.out .. "/checkpoints/00000003")
+        assert(not io.open(r.out .. "/checkpoints/00000003/state.json"))
+      end
+    end })
+    assert.is_true(ok, e)
+    run:close()
+    assert.is_true(support.core.fs.exists(out .. "/checkpoints/00000003/state.json"))
+    local _, by_update = support.metrics(out)
+    assert.equal(1, by_update[3]["events/checkpoint"])
+  end)
+
   it("may run inside a coroutine of the script", function()
     local seen = {}
     local run = open { updates = 3, hooks = { function(r) seen[#seen + 1] = r.update end } }

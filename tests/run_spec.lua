@@ -327,6 +327,22 @@ describe("a run", function()
     resumed:close()
   end)
 
+  it("stops at a norm that is not finite, names the parameter, applies nothing", function()
+    local run, out = open { updates = 6, hooks = { pg.checkpoint { every = 2 }, function(r)
+      if r.update == 3 then r:edit("lm_head.weight", function(w) w:set(1, 1, 0 / 0) end) end
+    end } }
+    local ok, e = pcall(train, run)
+    assert.is_false(ok)
+    assert.matches("^ENONFINITE: ", tostring(e))
+    assert.equal(3, run.update)
+    run:close()
+    local summary = support.json(out .. "/summary.json")
+    assert.equal(1, summary.exit_code)
+    assert.equal(3, summary.update)
+    assert.equal("checkpoints/00000002", summary.checkpoint)
+    assert.is_false(core.fs.exists(out .. "/checkpoints/00000003"))
+  end)
+
   it("frees every tensor when it is closed", function()
     local run = open { updates = 2, hooks = { pg.every(1, pg.diagnostics.validation {
       tokens = 32, hilbert_panel = 16 }) } }
@@ -336,6 +352,35 @@ describe("a run", function()
     support.collect()
     assert.has_error(function() context:live_tensors() end) -- closed with the run
     assert.error_matches(function() run:log("x", 1) end, "the run is closed")
+  end)
+end)
+
+describe("the plan", function()
+  local plan = require("perigee.open").plan
+
+  it("has the published lengths", function()
+    local published = {
+      { 185680896, 7083, 708, 3713531904 }, { 379184640, 14464, 1446, 7583301632 },
+      { 639797248, 24406, 2440, 12795772928 },
+    }
+    for i, name in ipairs { "190m", "380M", "6-40m" } do
+      local weights, steps, warmup, tokens = table.unpack(published[i])
+      assert.equal(weights, core.model_config({ preset = name }).weights)
+      local spec = { batch = { sequences = 256 }, tokens_per_parameter = 20 }
+      local total, last, per_update = plan(spec, weights, 2048)
+      assert.equal(steps, total)
+      assert.equal(steps, last)
+      assert.equal(tokens, total * per_update)
+      assert.equal(warmup, core.schedule_warmup(0.1, total))
+    end
+  end)
+
+  it("is cut by max_updates without changing the schedule", function()
+    local spec = { batch = { sequences = 16 }, tokens_per_parameter = 1, max_updates = 3 }
+    local total, last, tokens = plan(spec, 288, 2)
+    assert.same({ 9, 3, 32 }, { total, last, tokens })
+    assert.equal(4, core.schedule_warmup(0.5, total))
+    assert.equal(9, select(2, plan(spec, 288, 2, 100)))
   end)
 end)
 

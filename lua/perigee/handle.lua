@@ -1,6 +1,7 @@
 -- The methods of `run`, for hooks and scripts.
 local core = require "perigee.core"
 local check = require "perigee.check"
+local checkpoints = require "perigee.checkpoints"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
 local optim = require "perigee.optim"
@@ -60,10 +61,13 @@ end
 
 function methods.close(handle) inner(handle):close() end
 
--- Save a checkpoint now; returns its path.
+-- Save a checkpoint of the present update; returns its path. From a hook or the loop's body it is
+-- saved when the update is complete, after its metrics line.
 function methods.checkpoint(handle)
   local run = open_run(handle)
-  return run:save_checkpoint()
+  if run.status ~= "running" or run.line_written then return run:save_checkpoint() end
+  run.save_requested = true
+  return checkpoints.path(run.out, run.update)
 end
 
 -- ---- logging and saving ----------------------------------------------------------------------

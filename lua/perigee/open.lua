@@ -41,23 +41,21 @@ function open.read(path, given, archive)
   return result, reading, values
 end
 
--- The plan: schedule length, where the run ends.
-local function plan(run)
-  local spec = run.spec
-  local weights = run.model_config.weights
-  run.tokens_per_update = spec.batch.sequences * run.model_config.context
-  if spec.updates then
-    run.total = spec.updates
-  else
+-- The plan of a recipe for a model of so many weights: length of the schedule, where the run ends,
+-- tokens of one update.
+function open.plan(spec, weights, context, max_updates)
+  local tokens = spec.batch.sequences * context
+  local total = spec.updates
+  if not total then
     local target = spec.tokens_per_parameter * weights
-    run.total = math.floor(target / run.tokens_per_update)
-    if run.total < 1 then
+    total = math.floor(target / tokens)
+    if total < 1 then
       errors.at(spec.where, "tokens_per_parameter = %s gives less than one update: %d tokens, "
         .. "expected at least the %d of one update", check.show(spec.tokens_per_parameter),
-        math.floor(target), run.tokens_per_update)
+        math.floor(target), tokens)
     end
   end
-  run.last = math.min(run.total, run.options.max_updates or spec.max_updates or run.total)
+  return total, math.min(total, max_updates or spec.max_updates or total), tokens
 end
 
 -- Every schedule and function-valued hyperparameter must answer at both ends of the plan.
@@ -161,7 +159,8 @@ function open.prepare(run, rec, options)
   run.model_config = errors.located(spec.where, function()
     return errors.try(core.model_config(model_table(run, vocab)))
   end)
-  plan(run)
+  run.total, run.last, run.tokens_per_update = open.plan(spec, run.model_config.weights,
+    run.model_config.context, options.max_updates)
   check_schedules(run)
   local model_options = model_table(run, vocab)
   run.model = errors.try(core.model(run.ctx, model_options))

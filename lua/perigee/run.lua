@@ -232,7 +232,7 @@ function Run:checkpoint_due()
   for _, hook in ipairs(self.spec.checkpoints) do
     if hook:due(self.update, self.last) then return true end
   end
-  return self.update == self.last
+  return self.update == self.last or self.save_requested == true
 end
 
 -- The signal or time limit that asks this run to stop, or nil.
@@ -282,7 +282,7 @@ function Run:save_checkpoint(keep_all)
   errors.try(core.fs.make(self.out .. "/checkpoints"))
   local path = checkpoints.path(self.out, self.update)
   errors.try(self.core:save(path, { tokenizer = self.tokenizer_path, host_state = host }))
-  self.last_checkpoint, self.saved_update = path, self.update
+  self.last_checkpoint, self.saved_update, self.save_requested = path, self.update, nil
   self.checkpoint_seconds = (self.checkpoint_seconds or 0) + core.clock() - started
   if not keep_all then checkpoints.prune(self.out, self.spec.checkpoints, self.update) end
   return path
@@ -387,6 +387,9 @@ end
 
 function Run:close()
   if self.closed then return end
+  if self.busy then
+    errors.misuse("the run is inside an update: a hook may end it with run:stop(reason)")
+  end
   if self.status == "running" then
     -- A loop that was left early: the run can be resumed.
     local ok, e = pcall(function()
