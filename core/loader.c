@@ -368,19 +368,27 @@ static inline uint64_t mix(uint64_t h) { /* the finaliser of splitmix64: a bijec
   return h ^ (h >> 31);
 }
 
+static inline void hash_block(uint64_t lane[4], const uint64_t word[4]) {
+  for (int k = 0; k < 4; k++) {
+    lane[k] = (lane[k] ^ word[k]) * 0x9e3779b97f4a7c15u;
+    lane[k] ^= lane[k] >> 32;
+  }
+}
+
 /* Hash of (index in the optimizer batch, count tokens). Four lanes of 64-bit words, each step a
  * bijection of its lane, so that one changed token always changes its lane. */
 static uint64_t sequence_hash(int64_t index, const uint16_t *tokens, int64_t count) {
   uint64_t lane[4], word[4];
+  int64_t i = 0;
   for (uint64_t k = 0; k < 4; k++) lane[k] = mix(((uint64_t)index << 2) + k + 1);
-  for (int64_t i = 0; i < count; i += 16) {
-    int64_t n = pg__min(16, count - i);
-    if (n < 16) memset(word, 0, sizeof word);
-    memcpy(word, tokens + i, (size_t)n * 2);
-    for (int k = 0; k < 4; k++) {
-      lane[k] = (lane[k] ^ word[k]) * 0x9e3779b97f4a7c15u;
-      lane[k] ^= lane[k] >> 32;
-    }
+  for (; count - i >= 16; i += 16) {
+    memcpy(word, tokens + i, sizeof word);
+    hash_block(lane, word);
+  }
+  if (i < count) {
+    memset(word, 0, sizeof word);
+    memcpy(word, tokens + i, (size_t)(count - i) * 2);
+    hash_block(lane, word);
   }
   uint64_t h = (uint64_t)count;
   for (int k = 0; k < 4; k++) h = mix(h ^ lane[k]) + 0x9e3779b97f4a7c15u;
