@@ -37,9 +37,9 @@ static inline void data_folder_remove(const char *path) {
 static inline char *data_path(const char *folder, const char *name) {
   static char paths[64][256];
   static int next;
-  char *path = paths[next = (next + 1) % 64];
-  snprintf(path, 256, "%s/%s", folder, name);
-  return path;
+  char *path = paths[next = (next + 1) % 64], made[256]; /* folder may be another of the buffers */
+  snprintf(made, sizeof made, "%s/%s", folder, name);
+  return memcpy(path, made, sizeof made);
 }
 
 /* A file of a header (magic, version, count, then `reserved` in the next word) and raw tokens. */
