@@ -1,0 +1,178 @@
+/* The environment, counted failures, last errors, and how mistakes end the process. */
+#include "cudaemu.h"
+#include "emu.h"
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+namespace emu {
+
+struct failure {
+  std::string name;
+  long after; /* calls until the one that fails; 0: it has failed */
+};
+
+std::recursive_mutex lock;
+thread_local int device;
+cudaError_t sticky = cudaSuccess;
+static thread_local cudaError_t last_error = cudaSuccess;
+static settings now;
+static std::vector<failure> *failures; /* never freed: used while the process ends */
+static uint64_t random_state;
+static bool read;
+
+static const char *text(const char *name, const char *standard) {
+  const char *value = getenv(name);
+  return value && *value ? value : standard;
+}
+
+static void read_settings() {
+  read = true;
+  std::string order = text("CUDAEMU_ORDER", "forward");
+  now.direction = FORWARD;
+  if (order == "reverse")
+    now.direction = REVERSE;
+  else if (order.rfind("random:", 0) == 0)
+    now.direction = RANDOM, now.seed = strtoull(order.c_str() + 7, nullptr, 10);
+  else if (order != "forward")
+    cudaemu_die("CUDAEMU_ORDER=%s; forward, reverse or random:SEED", order.c_str());
+  random_state = now.seed;
+  now.lazy = text("CUDAEMU_STREAMS", "eager") == std::string("lazy");
+  now.unordered = text("CUDAEMU_BLOCKS", "ordered") == std::string("unordered");
+  now.guard = atoi(text("CUDAEMU_GUARD", "0"));
+  now.devices = atoi(text("CUDAEMU_DEVICES", "1"));
+  now.nccl_timeout = atof(text("CUDAEMU_NCCL_TIMEOUT", "60"));
+  char *unit;
+  now.memory = strtoull(text("CUDAEMU_MEMORY", "16g"), &unit, 10);
+  now.memory <<= *unit == 'g' ? 30 : *unit == 'm' ? 20 : *unit == 'k' ? 10 : 0;
+  if (!failures) failures = new std::vector<failure>;
+  failures->clear();
+  std::string list = text("CUDAEMU_FAIL", "");
+  for (size_t at = 0, end; at < list.size(); at = end + 1) {
+    end = std::min(list.find(',', at), list.size());
+    size_t colon = list.find(':', at);
+    if (colon >= end) cudaemu_die("CUDAEMU_FAIL=%s; NAME:N[,NAME:N...]", list.c_str());
+    failures->push_back({list.substr(at, colon - at), atol(list.c_str() + colon + 1)});
+  }
+}
+
+const settings &set() {
+  if (!read) read_settings();
+  return now;
+}
+
+bool injected(const char *name) {
+  set();
+  for (failure &f : *failures)
+    if (f.after > 0 && f.name == name && --f.after == 0) return true;
+  return false;
+}
+
+uint64_t random_bits() { /* splitmix64 */
+  uint64_t z = random_state += 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return z ^ z >> 31;
+}
+
+double seconds() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+void arrange(uint16_t *list, unsigned n) {
+  if (now.direction == FORWARD) return;
+  for (unsigned i = 0; i + 1 < n; i++) {
+    unsigned j = now.direction == RANDOM ? i + (unsigned)(random_bits() % (n - i)) : n - 1 - i;
+    if (now.direction == REVERSE && j <= i) return;
+    uint16_t t = list[i];
+    list[i] = list[j], list[j] = t;
+  }
+}
+
+cudaError_t fail(cudaError_t error) {
+  if (error != cudaSuccess) last_error = error;
+  return error;
+}
+
+cudaError_t enter(const char *name, cudaError_t injected_error) {
+  if (set().devices == 0) return fail(cudaErrorNoDevice);
+  if (injected(name)) return fail(injected_error);
+  if (sticky != cudaSuccess) return fail(sticky);
+  if (device < 0 || device >= set().devices) return fail(cudaErrorInvalidDevice);
+  return cudaSuccess;
+}
+
+} // namespace emu
+
+using namespace emu;
+
+extern "C" {
+
+void cudaemu_reload() {
+  std::lock_guard<std::recursive_mutex> hold(lock);
+  sticky = last_error = cudaSuccess;
+  read_settings();
+}
+
+void cudaemu_die(const char *format, ...) {
+  const char *place = where();
+  char message[2048];
+  int n = snprintf(message, sizeof message, "cudaemu: %s%s", place, *place ? ": " : "");
+  va_list list;
+  va_start(list, format);
+  n += vsnprintf(message + n, sizeof message - (size_t)n - 1, format, list);
+  va_end(list);
+  n = std::min(n, (int)sizeof message - 2);
+  message[n++] = '\n';
+  fflush(stdout);
+  if (write(2, message, (size_t)n) < 0) _exit(86);
+  _exit(86);
+}
+
+cudaError_t cudaGetLastError() {
+  if (sticky != cudaSuccess) return sticky;
+  cudaError_t error = last_error;
+  last_error = cudaSuccess;
+  return error;
+}
+cudaError_t cudaPeekAtLastError() {
+  return sticky != cudaSuccess ? sticky : last_error;
+}
+
+#define ERRORS(X)                                                                                  \
+  X(cudaSuccess, "no error")                                                                       \
+  X(cudaErrorInvalidValue, "invalid argument")                                                     \
+  X(cudaErrorMemoryAllocation, "out of memory")                                                    \
+  X(cudaErrorInitializationError, "initialization error")                                          \
+  X(cudaErrorInvalidConfiguration, "invalid configuration argument")                               \
+  X(cudaErrorInvalidDevicePointer, "invalid device pointer")                                       \
+  X(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version")   \
+  X(cudaErrorNoDevice, "no CUDA-capable device is detected")                                       \
+  X(cudaErrorInvalidDevice, "invalid device ordinal")                                              \
+  X(cudaErrorInvalidResourceHandle, "invalid resource handle")                                     \
+  X(cudaErrorNotReady, "device not ready")                                                         \
+  X(cudaErrorIllegalAddress, "an illegal memory access was encountered")                           \
+  X(cudaErrorLaunchOutOfResources, "too many resources requested for launch")                      \
+  X(cudaErrorLaunchFailure, "unspecified launch failure")                                          \
+  X(cudaErrorNotSupported, "operation not supported")                                              \
+  X(cudaErrorUnknown, "unknown error")
+
+const char *cudaGetErrorName(cudaError_t error) {
+#define NAME(code, words)                                                                          \
+  if (error == code) return #code;
+  ERRORS(NAME)
+  return "unrecognized error code";
+}
+const char *cudaGetErrorString(cudaError_t error) {
+#define WORDS(code, words)                                                                         \
+  if (error == code) return words;
+  ERRORS(WORDS)
+  return "unrecognized error code";
+}
+}
