@@ -3,15 +3,25 @@
 # lazy streams, guard mode, ASan, TSan with blocks ordered and unordered, alignment with g++, and
 # nvcc for sm_90. The last line is "unit: N passed, N failed".
 #
-#   tests/cudaemu/check.sh BUILD [--quick]
+#   tests/cudaemu/check.sh BUILD [--quick] [--project]
 #
-#   BUILD     folder for the builds of all cells
-#   --quick   one cell: clang, random order, lazy streams, guard mode
+#   BUILD      folder for the builds of all cells
+#   --quick    one cell: clang, random order, lazy streams, guard mode
+#   --project  build the project with -DPG_EMULATE_CUDA=ON instead of the emulation alone: all
+#              programs of pg_emulated_test run in every cell
 set -uo pipefail
-build=${1:?check.sh BUILD [--quick]}
-quick=${2:-}
+build=${1:?check.sh BUILD [--quick] [--project]}
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
+quick=no source=$here options=()
+for word in "${@:2}"; do
+  case $word in
+    --quick) quick=yes ;;
+    --project) source=$root options=(-DPG_EMULATE_CUDA=ON -DPG_WERROR=ON) ;;
+    *) echo "check.sh: unknown argument '$word'" >&2; exit 2 ;;
+  esac
+done
+command -v clang++ >/dev/null || { echo "there is no clang++"; exit 77; }
 mkdir -p "$build"
 build=$(cd "$build" && pwd)
 passed=0 failed=0
@@ -28,10 +38,13 @@ result() { # STATUS TEXT [LOG]
   fi
 }
 
-# make_build NAME COMPILER SANITIZERS
+# make_build NAME COMPILER SANITIZERS, COMPILER being clang or g
 make_build() {
-  { cmake -S "$here" -B "$build/$1" -G Ninja -DCMAKE_CXX_COMPILER="$2" -DPG_SANITIZE="$3" &&
-    nice cmake --build "$build/$1"; } >"$build/$1.log" 2>&1 && return
+  local c=$2
+  [ "$2" = g ] && c=gcc
+  { CC=$c CXX=$2++ cmake -S "$source" -B "$build/$1" -G Ninja -DPG_SANITIZE="$3" \
+    ${options[@]+"${options[@]}"} && nice cmake --build "$build/$1" --target cudaemu_tests
+  } >"$build/$1.log" 2>&1 && return
   result 1 "build of $1" "$build/$1.log"
   return 1
 }
@@ -62,12 +75,12 @@ cell() {
 }
 
 always="pointer divergent uninitialised"
-if [ "$quick" = --quick ]; then
-  make_build clang clang++ "" &&
+if [ "$quick" = yes ]; then
+  make_build clang clang "" &&
     cell quick clang "$always overrun overrun_scalar sync event barrier" \
       CUDAEMU_ORDER=random:1 CUDAEMU_STREAMS=lazy CUDAEMU_GUARD=1
 else
-  if make_build clang clang++ ""; then
+  if make_build clang clang ""; then
     cell forward clang "$always"
     cell reverse clang "$always barrier reuse" CUDAEMU_ORDER=reverse
     cell random-1 clang "$always barrier" CUDAEMU_ORDER=random:1
@@ -77,14 +90,14 @@ else
     cell guard-host clang "$always host_read overrun" CUDAEMU_GUARD=2 CUDAEMU_ORDER=random:3 \
       CUDAEMU_STREAMS=lazy
   fi
-  make_build asan clang++ address,undefined &&
+  make_build asan clang address,undefined &&
     cell asan asan "$always overrun overrun_scalar host_read shared_overrun" \
       ASAN_OPTIONS=detect_leaks=0
-  if make_build tsan clang++ thread; then
+  if make_build tsan clang thread; then
     cell tsan tsan "$always barrier reuse"
     cell tsan-unordered tsan "$always barrier reuse blocks" CUDAEMU_BLOCKS=unordered
   fi
-  make_build align g++ alignment && cell align align "pointer divergent misaligned"
+  make_build align g alignment && cell align align "pointer divergent misaligned"
   if nvcc=$(command -v nvcc || command -v /usr/local/cuda/bin/nvcc); then
     for source in emu_kernels_test emu_bugs; do
       "$nvcc" -std=c++17 -arch=sm_90 -I "$root" -o "$build/nvcc_$source" \

@@ -129,7 +129,7 @@ void check_slack() {
     if (a.freed || a.foreign) continue;
     for (uintptr_t p = a.base + a.bytes; p < a.map + a.map_bytes; p++)
       if (*(unsigned char *)p != SLACK)
-        cudaemu_die("kernel %.*s wrote %zu bytes past the end of allocation #%lu of %zu bytes",
+        cudaemu_die("kernel %.*s changed byte %zu past the end of allocation #%lu of %zu bytes",
                     name_length(kernel_text), kernel_text, (size_t)(p - a.base - a.bytes), a.serial,
                     a.bytes);
   }
