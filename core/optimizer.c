@@ -76,7 +76,7 @@ int pg_optimizer_check(pg_context *ctx, const pg_optimizer *o, const double valu
     const pg_hyper *h = &o->hypers[i];
     for (int k = 0; k < value_count(h); k++) {
       double x = *values++;
-      char place[8] = "", range[128];
+      char place[16] = "", range[128];
       if (h->kind == PG_HYPER_PAIR) snprintf(place, sizeof place, "[%d]", k + 1);
       if (h->kind == PG_HYPER_CHOICE) {
         int status = check_choice(ctx, o, h, x);
