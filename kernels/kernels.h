@@ -202,15 +202,15 @@ typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t co
                            const volatile int *cancel, pg_farthest *out);
 
 /* ---- the table ------------------------------------------------------------------------- */
+/* clang-format off */
 #define PG_KERNELS(X)                                                                              \
-  X(alloc)                                                                                         \
-  X(release)                                                                                       \
-  X(upload) X(download) X(copy) X(zero) X(synchronize) X(gemm) X(embedding_forward)                \
-      X(embedding_backward) X(rmsnorm_forward) X(rmsnorm_backward) X(qk_norm_rope_forward)         \
-          X(qk_norm_rope_backward) X(attention_forward) X(attention_backward) X(swiglu_forward)    \
-              X(swiglu_backward) X(cross_entropy) X(row_range) X(sum) X(clip_factor) X(clip_apply) \
-                  X(adamw_increment) X(apply) X(binary) X(scalar) X(unary) X(lerp) X(reduce)       \
-                      X(center_rows) X(diameter)
+  X(alloc) X(release) X(upload) X(download) X(copy) X(zero) X(synchronize)                         \
+  X(gemm) X(embedding_forward) X(embedding_backward) X(rmsnorm_forward) X(rmsnorm_backward)        \
+  X(qk_norm_rope_forward) X(qk_norm_rope_backward) X(attention_forward) X(attention_backward)      \
+  X(swiglu_forward) X(swiglu_backward) X(cross_entropy) X(row_range)                               \
+  X(sum) X(clip_factor) X(clip_apply) X(adamw_increment) X(apply)                                  \
+  X(binary) X(scalar) X(unary) X(lerp) X(reduce) X(center_rows) X(diameter)
+/* clang-format on */
 
 typedef struct pg_kernels {
   const char *name; /* "cpu" */

@@ -6,8 +6,8 @@ PERIGEE_BUILD_PACKAGES="cmake ninja-build pkg-config gcc libc6-dev lua5.4 liblua
 # The King James Bible as text.
 PERIGEE_TEXT_PACKAGES="bible-kjv bible-kjv-text"
 # Tests, lint, sanitizers, fuzzers.
-PERIGEE_CHECK_PACKAGES="lua-busted lua-check clang clang-format clang-tidy cppcheck
-  libclang-rt-14-dev libomp-14-dev git locales-all"
+PERIGEE_CHECK_PACKAGES="lua-busted lua-check clang clang-format clang-tidy cppcheck g++
+  libclang-rt-14-dev libomp-14-dev git locales-all python3-venv"
 
 as_root() {
   if [ "$(id -u)" = 0 ]; then

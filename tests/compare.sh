@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# tests/compare.sh BUILD: comparisons with other people's software, installed by name into
+# BUILD/venv: Hugging Face `tokenizers` (the same ids) and `transformers` (the same logits). Exit 77
+# when they cannot be had.
+set -uo pipefail
+build=$(realpath "$1")
+python=$build/venv/bin/python
+if ! "$python" -c 'import tokenizers, transformers, torch, safetensors' 2>/dev/null; then
+  { python3 -m venv "$build/venv" && "$python" -m pip install -q tokenizers safetensors \
+    transformers torch; } || { echo "transformers and torch cannot be installed"; exit 77; }
+fi
+set -e
+bible -f 'gen1:1-gen30:43' </dev/null | sed -E 's/^[^ ]+ //' >"$build/compare.txt"
+"$python" tests/tokenizers_compare.py "$build" --text "$build/compare.txt"
+PG_PYTHON=$python "$build/tests/hf_test"
