@@ -195,6 +195,8 @@ void pg_activations_size(const pg_activations *a, int64_t *positions, int64_t *t
 int64_t pg_activations_bytes(const pg_model_config *config, int64_t batch, int64_t time,
                              bool training) {
   pg_activations a = {.config = *config, .max_time = time, .training = training};
+  if (config->vocab < 1 || config->width < 1 || config->heads < 1 || batch < 1 || time < 1)
+    return INT64_MAX;
   if (__builtin_mul_overflow(batch, time, &a.capacity)) return INT64_MAX;
   if (a.config.head_dim == 0) a.config.head_dim = 64;
   if (a.config.mlp == 0) a.config.mlp = 4 * a.config.width;

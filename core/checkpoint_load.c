@@ -156,6 +156,39 @@ fail:
   return status;
 }
 
+/* A data position is an index into one order of optimizer batches: refused where that differs. */
+static int check_data(const pg_run *run, const char *path, const json_t *saved) {
+  pg_context *ctx = run->context;
+  const pg_loader_options *mine = pg_loader_get_options(run->loader);
+  char identity[65];
+  int64_t sequences = 0, time = 0;
+  const json_t *seed = json_object_get(saved, "seed");
+  const char *shards = json_string_value(json_object_get(saved, "shards"));
+  int status;
+  PG_TRY(need_integer(ctx, path, saved, "sequences", &sequences));
+  PG_TRY(need_integer(ctx, path, saved, "time", &time));
+  PG_TRY(pg_shards_identity(ctx, pg_loader_shards(run->loader), identity));
+  if (!json_is_integer(seed) || !shards)
+    return pg_fail(ctx, PG_EFORMAT, "%s: \"data\" lacks its seed or shards", path);
+  if (sequences != mine->batch || time != mine->time ||
+      (uint64_t)json_integer_value(seed) != mine->seed)
+    return pg_fail(
+        ctx, PG_EDATA,
+        "%s: its data position counts batches of %lld sequences of %lld tokens in the "
+        "order of seed %llu; the run has %lld of %lld, seed %llu; restart the data to go "
+        "on",
+        path, (long long)sequences, (long long)time, (unsigned long long)json_integer_value(seed),
+        (long long)mine->batch, (long long)mine->time, (unsigned long long)mine->seed);
+  if (strcmp(shards, identity) != 0)
+    return pg_fail(ctx, PG_EDATA,
+                   "%s: its data position belongs to other shards (digest %.12s..., the run's have "
+                   "%.12s...); restart the data to go on",
+                   path, shards, identity);
+  return 0;
+fail:
+  return status;
+}
+
 static int load_increments(pg_run *run, const char *file) {
   pg_context *ctx = run->context;
   pg_safetensors *tensors = NULL;
@@ -185,6 +218,7 @@ int pg_checkpoint_load(pg_run *run, const char *path, const pg_checkpoint_load_o
   int64_t updates = 0, tokens = 0;
   pg_loader_state l = {0};
   int status;
+  bool resume = !options;
   if (!options) options = &everything;
   if (host_state) *host_state = NULL;
   PG_TRY(pg_run_check(run));
@@ -199,6 +233,16 @@ int pg_checkpoint_load(pg_run *run, const char *path, const pg_checkpoint_load_o
                      (long long)mine->layers, (long long)mine->width, (long long)mine->vocab);
     goto fail;
   }
+  /* A fork may change these on purpose; a resume would continue another function. */
+  if (resume && (saved.norm_eps != mine->norm_eps || saved.rope_base != mine->rope_base ||
+                 saved.logit_scale != mine->logit_scale)) {
+    status = pg_fail(ctx, PG_EFORMAT,
+                     "%s was trained with norm_eps %g, rope_base %g, logit_scale %g; the run has "
+                     "%g, %g, %g",
+                     path, saved.norm_eps, saved.rope_base, saved.logit_scale, mine->norm_eps,
+                     mine->rope_base, mine->logit_scale);
+    goto fail;
+  }
 
   PG_TRY(pg__join(ctx, path, "state.json", file));
   PG_TRY(pg__json_load(ctx, file, JSON_LIMIT, &state));
@@ -209,6 +253,7 @@ int pg_checkpoint_load(pg_run *run, const char *path, const pg_checkpoint_load_o
   PG_TRY(need_integer(ctx, file, data, "shard_position", &l.shard_position));
   PG_TRY(need_integer(ctx, file, data, "batch_position", &l.batch_position));
   PG_TRY(need_integer(ctx, file, data, "batches", &l.batches));
+  if (!options->restart_data) PG_TRY(check_data(run, file, data));
 
   PG_TRY(pg__join(ctx, path, "optimizer.safetensors", file));
   PG_TRY(pg_safetensors_open(ctx, file, &slots));

@@ -103,6 +103,8 @@ static int write_increments(const pg_run *run, const char *path) {
 
 static int write_state(const pg_run *run, const char *path, const char *host_state) {
   pg_context *ctx = run->context;
+  const pg_loader_options *data = pg_loader_get_options(run->loader);
+  char identity[65];
   pg_loader_state l;
   json_t *host = NULL, *parameters = json_object(), *state = NULL;
   int status;
@@ -118,12 +120,15 @@ static int write_state(const pg_run *run, const char *path, const char *host_sta
                                   (json_int_t)p->updates));
   }
   pg_loader_get_state(run->loader, &l);
-  state = json_pack("{s:i, s:s, s:I, s:I, s:{s:I, s:I, s:I, s:I}, s:O, s:O}", //
-                    "format", PG__CHECKPOINT_FORMAT, "perigee", PG_VERSION, "update",
-                    (json_int_t)run->updates, "tokens", (json_int_t)run->tokens, "data", "epoch",
-                    (json_int_t)l.epoch, "shard_position", (json_int_t)l.shard_position,
-                    "batch_position", (json_int_t)l.batch_position, "batches",
-                    (json_int_t)l.batches, "parameters", parameters, "host", host);
+  PG_TRY(pg_shards_identity(ctx, pg_loader_shards(run->loader), identity));
+  /* The position means something only in this order of these shards: what decides it is kept. */
+  state = json_pack(
+      "{s:i, s:s, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s}, s:O, s:O}", //
+      "format", PG__CHECKPOINT_FORMAT, "perigee", PG_VERSION, "update", (json_int_t)run->updates,
+      "tokens", (json_int_t)run->tokens, "data", "epoch", (json_int_t)l.epoch, "shard_position",
+      (json_int_t)l.shard_position, "batch_position", (json_int_t)l.batch_position, "batches",
+      (json_int_t)l.batches, "sequences", (json_int_t)data->batch, "time", (json_int_t)data->time,
+      "seed", (json_int_t)data->seed, "shards", identity, "parameters", parameters, "host", host);
   PG_TRY(write_json(ctx, path, state));
   status = 0;
 fail:
@@ -182,17 +187,39 @@ static int64_t bytes_needed(const pg_run *run) {
   return bytes;
 }
 
+/* A name that is taken may be replaced only when a checkpoint stands there. */
+static int check_target(pg_context *ctx, const char *path) {
+  char manifest[PG__PATH_MAX];
+  struct stat st;
+  if (lstat(path, &st) != 0) {
+    if (errno == ENOENT) return 0;
+    return pg__fail_errno(ctx, "look at", path, errno);
+  }
+  int status = pg__join(ctx, path, "manifest.json", manifest);
+  if (status < 0) return status;
+  if (S_ISDIR(st.st_mode) && lstat(manifest, &st) == 0) return 0;
+  return pg_fail(ctx, PG_EEXIST, "%s exists and is no checkpoint: nothing was saved over it", path);
+}
+
 /* Put the finished folder in its place. An older checkpoint of that name is exchanged in one step,
- * so that at every moment one of the two stands under the name. */
+ * so that at every moment one of the two stands under the name; on file systems that cannot
+ * exchange (NFS) it is moved aside first, to PATH.old-PID. */
 static int publish(pg_context *ctx, const char *temporary, const char *path) {
-  char parent[PG__PATH_MAX];
+  char parent[PG__PATH_MAX], old[PG__PATH_MAX + 32];
   if (rename(temporary, path) != 0) {
-    if (errno != EEXIST && errno != ENOTEMPTY && errno != ENOTDIR)
-      return pg_fail(ctx, PG_EIO, "cannot rename %s to %s: %s", temporary, path, strerror(errno));
-    if (renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_EXCHANGE) != 0)
-      return pg_fail(ctx, PG_EIO, "cannot exchange %s and %s: %s", temporary, path,
-                     strerror(errno));
-    pg_file_remove_tree(ctx, temporary); /* the old one; what stays of it harms nobody */
+    if (errno != EEXIST && errno != ENOTEMPTY) return pg__fail_errno(ctx, "save", path, errno);
+    if (renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_EXCHANGE) == 0) {
+      pg_file_remove_tree(ctx, temporary); /* the old one; what stays of it harms nobody */
+    } else {
+      snprintf(old, sizeof old, "%s.old-%ld", path, (long)getpid());
+      if (rename(path, old) != 0) return pg__fail_errno(ctx, "replace", path, errno);
+      if (rename(temporary, path) != 0) {
+        int reason = errno;
+        rename(old, path);
+        return pg__fail_errno(ctx, "save", path, reason);
+      }
+      pg_file_remove_tree(ctx, old);
+    }
   }
   snprintf(parent, sizeof parent, "%s", path);
   char *slash = strrchr(parent, '/');
@@ -217,6 +244,7 @@ int pg_checkpoint_save(const pg_run *run, const char *path, const pg_checkpoint_
   int n = snprintf(temporary, sizeof temporary, "%s.tmp-%ld", path, (long)getpid());
   if (n < 0 || n >= (int)sizeof temporary)
     return pg_fail(ctx, PG_EINVAL, "the path %.80s... is too long", path);
+  PG_TRY(check_target(ctx, path));
   PG_TRY(pg_file_remove_tree(ctx, temporary));
   PG_TRY(pg_file_make_folders(ctx, temporary));
   PG_TRY(pg_file_require_space(ctx, temporary, bytes_needed(run)));

@@ -36,6 +36,8 @@ int pg_shard_scan(pg_context *ctx, const pg_shard *shard, int32_t *largest, int6
 /* Dataset identity (REFERENCE A2): SHA-256 of lines "name TAB bytes TAB tokens NEWLINE" over all
  * *.bin shards of both splits, sorted by name. */
 int pg_shards_digest(pg_context *ctx, const char *folder, char hex[65]);
+/* The same lines and digest over these shards alone. */
+int pg_shards_identity(pg_context *ctx, const pg_shards *shards, char hex[65]);
 /* Updates in one epoch: sum over shards of floor(floor((tokens-1)/time) / batch). */
 int64_t pg_shards_updates_per_epoch(const pg_shards *shards, int64_t time, int64_t batch);
 

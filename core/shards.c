@@ -210,12 +210,29 @@ int32_t pg__tokens_largest(const uint16_t *tokens, int64_t count) {
   return top;
 }
 
+int pg_shards_identity(pg_context *ctx, const pg_shards *shards, char hex[65]) {
+  char *text = NULL;
+  size_t size = 0;
+  FILE *lines = open_memstream(&text, &size);
+  if (!lines) return pg_fail(ctx, PG_ENOMEM, "no memory for the identity of the shards");
+  for (size_t i = 0; i < shards->count; i++)
+    fprintf(lines, "%s\t%lld\t%lld\n", shards->shards[i].name, (long long)shards->shards[i].bytes,
+            (long long)shards->shards[i].tokens);
+  bool bad = ferror(lines);
+  if (fclose(lines) != 0 || bad) {
+    free(text);
+    return pg_fail(ctx, PG_ENOMEM, "no memory for the identity of the shards");
+  }
+  pg_sha256(text, size, hex);
+  free(text);
+  return 0;
+}
+
 int pg_shards_digest(pg_context *ctx, const char *folder, char hex[65]) {
   int status;
-  char **names = NULL, *text = NULL;
-  size_t count = 0, size = 0;
+  char **names = NULL;
+  size_t count = 0;
   pg_shards *shards = NULL;
-  FILE *lines = NULL;
   PG_TRY(names_list(ctx, folder, "*_train_*.bin", "*_val_*.bin", &names, &count));
   if (count == 0) {
     /* Splits named otherwise: every *.bin file belongs to the dataset. */
@@ -225,18 +242,8 @@ int pg_shards_digest(pg_context *ctx, const char *folder, char hex[65]) {
   }
   if (count == 0) PG_TRY(pg_fail(ctx, PG_ENOENT, "data folder %s holds no shard (*.bin)", folder));
   PG_TRY(shards_from_names(ctx, folder, names, count, &shards));
-  lines = open_memstream(&text, &size);
-  if (!lines) PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory for the digest of %s", folder));
-  for (size_t i = 0; i < count; i++)
-    fprintf(lines, "%s\t%lld\t%lld\n", shards->shards[i].name, (long long)shards->shards[i].bytes,
-            (long long)shards->shards[i].tokens);
-  bool bad = ferror(lines);
-  if (fclose(lines) != 0 || bad)
-    PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory for the digest of %s", folder));
-  pg_sha256(text, size, hex);
-  status = 0;
+  PG_TRY(pg_shards_identity(ctx, shards, hex));
 fail:
-  free(text);
   pg_shards_free(shards);
   names_free(names, count);
   return status;

@@ -169,17 +169,6 @@ end
 
 -- ---- measurements ----------------------------------------------------------------------------
 
--- Let a signal interrupt a long measurement: it then fails with ECANCELED.
-local function cancellable(run, f)
-  if not run.options.signals then return f() end
-  core.signals.cancel_on(run.ctx, true)
-  local results = table.pack(pcall(f))
-  core.signals.cancel_on(run.ctx, false)
-  run.ctx:resume()
-  if not results[1] then error(results[2], 0) end
-  return table.unpack(results, 2, results.n)
-end
-
 -- Tokens that a validation of `requested` tokens really uses (SPEC §2); too few is an error.
 function methods.validation_tokens(handle, requested)
   local run = open_run(handle)
@@ -201,7 +190,7 @@ function methods.validate(handle, options)
   check.table(nil, "run:validate", options, "{ tokens = n }")
   keys.check(options, { "tokens" }, "run:validate")
   check.integer(nil, "run:validate tokens", options.tokens, 1)
-  return cancellable(run, function()
+  return run:cancellable(function()
     return errors.try(run.core:validate { tokens = options.tokens })
   end)
 end
@@ -220,7 +209,7 @@ end
 -- Hilbert RMS of a matrix (default: the head's increment) over a panel.
 function methods.hilbert(handle, panel, matrix, with_ranges)
   local run = open_run(handle)
-  return cancellable(run, function()
+  return run:cancellable(function()
     return errors.try(run.core:hilbert(panel, matrix, with_ranges))
   end)
 end
@@ -228,7 +217,7 @@ end
 -- { value, rows, … } of a matrix: see core.diameter.
 function methods.diameter(handle, matrix)
   local run = open_run(handle)
-  return cancellable(run, function() return errors.try(core.diameter(matrix)) end)
+  return run:cancellable(function() return errors.try(core.diameter(matrix)) end)
 end
 
 -- The text of a token as valid UTF-8 (other bytes as \xNN); nil when the data has no tokenizer.

@@ -158,11 +158,22 @@ local function guard_entry(self)
   if self.closed then errors.misuse("the run is closed") end
 end
 
--- The step alone.
+-- Let a signal interrupt a long operation of the core: it then fails with ECANCELED.
+function Run:cancellable(f)
+  if not self.options.signals then return f() end
+  core.signals.cancel_on(self.ctx, true)
+  local results = table.pack(pcall(f))
+  core.signals.cancel_on(self.ctx, false)
+  self.ctx:resume()
+  if not results[1] then error(results[2], 0) end
+  return table.unpack(results, 2, results.n)
+end
+
+-- The step alone. A signal may end a long one: its gradients are dropped, nothing is applied.
 function Run:step()
   local t = self.update
   self:set_hypers(t)
-  local step = errors.try(self.core:step())
+  local step = self:cancellable(function() return errors.try(self.core:step()) end)
   self.update, self.tokens = step.update, step.tokens
   self.loss, self.grad_norm, self.clip_factor = step.loss, step.norm, step.factor
   self.batch_hash, self.step_seconds = step.batch_hash, step.seconds
@@ -213,7 +224,6 @@ function Run:run_hooks(indices)
       elseif not ok then
         for later = position, #indices do table.insert(self.pending, indices[later]) end
         self.trace = trace
-        self.hook_failed = true
         errors.world(hook_error(self, hook, e), errors.is_failure(e) and e.name or "EHOST")
       end
     end
@@ -252,6 +262,7 @@ function Run:finish_update()
   if self:checkpoint_due() and #self.pending == 0 then self:save_checkpoint() end
 end
 
+-- One update and its hooks; false when a signal ended it before anything was applied.
 function Run:advance()
   guard_entry(self)
   local before = self.progress_clock or core.clock()
@@ -260,6 +271,7 @@ function Run:advance()
   local ok, e = pcall(self.step, self)
   self.busy = false
   if not ok then
+    if errors.is_failure(e) and e.name == "ECANCELED" and self:signal() then return false end
     self.step_failed = true
     error(e, 0)
   end
@@ -272,6 +284,7 @@ function Run:advance()
     lr = (self:role_rates("backbone")) or (self:role_rates("head")),
     peak_gib = self.ctx:peak_bytes() / 2 ^ 30,
   }
+  return true
 end
 
 -- ---- checkpoints -----------------------------------------------------------------------------
@@ -356,7 +369,10 @@ function Run:next_update()
     self:conclude(status, reason)
     return nil
   end
-  self:advance()
+  if not self:advance() then
+    self:conclude("stopped", self:signal())
+    return nil
+  end
   return self.update
 end
 
@@ -365,7 +381,7 @@ function Run:fail(e)
   if self.status ~= "running" then return end
   self.status, self.reason = "failed", errors.text(e)
   self.busy = false
-  if self.hook_failed and self.saved_update ~= self.update then
+  if not self.step_failed and self.update > 0 and self.saved_update ~= self.update then
     local ok, problem = pcall(self.save_checkpoint, self, true)
     if not ok then self.reason = self.reason .. " | not saved: " .. errors.text(problem) end
   end

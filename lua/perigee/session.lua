@@ -87,6 +87,7 @@ local function load_fork(run, fork)
   state.restore(run, host)
   run.session, run.elapsed_before = 1, 0.0
   -- Hooks that a stop left over belong to the parent's own continuation.
+  run.pending, run.entries = {}, {}
   if run.update >= run.last then
     errors.world(("ESTATE: fork: %s has %d updates already and this recipe ends at %d: expected "
       .. "updates > %d (numbers are absolute)"):format(path, run.update, run.last, run.update),

@@ -36,7 +36,7 @@ return function(handle)
     local session = require "perigee.session"
     session.trace = run.trace
     run.console:clear()
-    if run.hook_failed and run.saved_update == run.update then
+    if run.saved_update == run.update and run.update > 0 then
       io.stderr:write(("perigee: saved %s; continue with: perigee resume %s\n"):format(
         run.last_checkpoint, run.out))
     end
