@@ -56,6 +56,7 @@ function state.collect(run)
   host.update, host.tokens = run.update, run.tokens
   host.data_digest = run.data_digest
   host.micro = run.spec.batch.micro
+  host.splits = { val = run.spec.data.val, test = run.spec.data.test }
   host.session = run.session
   host.elapsed_seconds = run:elapsed()
   host.interval = run.tracker:save()

@@ -8,17 +8,20 @@ local directory = require "perigee.directory"
 local errors = require "perigee.errors"
 
 local command = {
-  name = "eval", usage = "eval CHECKPOINT… [--data DIR] [--tokens N] [--panel N] [--json]",
+  name = "eval",
+  usage = "eval CHECKPOINT… [--data DIR] [--split val|test] [--tokens N] [--panel N] [--json]",
   description = "Validation loss of checkpoints (or of the latest one of run directories), the "
     .. "row diameter of the head's last increment, and its Hilbert RMS on one panel.",
   positional = { 1, math.huge },
   options = {
     { name = "data", value = "DIR", help = "data folder (default: that of the first run)" },
-    { name = "val", value = "GLOB", help = "validation shards (default *_val_*.bin)" },
+    { name = "split", value = "NAME", help = "val or test, as the first run's recipe names the "
+      .. "shards (default val)" },
+    { name = "val", value = "GLOB", help = "these shards instead" },
     { name = "tokens", value = "N", kind = "integer", min = 1,
       help = "validation tokens (default 65536, or what the split holds)" },
     { name = "micro", value = "N", kind = "integer", min = 1,
-      help = "sequences per batch (default 8)" },
+      help = "sequences per batch (default: the first run's micro-batch)" },
     { name = "panel", value = "N", kind = "integer", min = 1,
       help = "positions of the Hilbert panel (default 2048, or what the split holds)" },
     { name = "ranks", value = "N", kind = "integer", min = 1,
@@ -28,10 +31,15 @@ local command = {
   },
 }
 
--- The data folder of a checkpoint: as the run stated it when that exists, else where it was.
-local function data_of(path)
+-- What the run of a checkpoint recorded; an empty table for a checkpoint from elsewhere.
+local function recorded(path)
   local ok, host = pcall(checkpoints.host_state, path)
-  local stated = ok and host.paths and host.paths.data
+  return ok and type(host) == "table" and host or {}
+end
+
+-- The data folder of a checkpoint.
+local function data_of(path, host)
+  local stated = host.paths and host.paths.data
   if not stated or core.fs.kind(stated) ~= "directory" then
     errors.world(("ENOENT: %s does not say where its data is: expected --data DIR"):format(path),
       "ENOENT")
@@ -39,12 +47,12 @@ local function data_of(path)
   return stated
 end
 
-local function evaluate(ctx, path, options, shared)
+local function evaluate(ctx, path, shared)
   local model_config = errors.try(core.checkpoint_config(ctx, path))
   local model <close> = errors.try(core.model(ctx, model_config))
   errors.try(model:load(path .. "/model.safetensors"))
   local validation = errors.try(core.model_validate(model, { data = shared.data,
-    val = shared.val, micro = options.micro or 8, tokens = shared.tokens }))
+    val = shared.val, micro = shared.micro, tokens = shared.tokens }))
   local row = { checkpoint = path, update = math.tointeger(tonumber(path:match("(%d+)/*$"))),
     loss = validation.loss, tokens = validation.tokens }
   local file = path .. "/increment.safetensors"
@@ -71,10 +79,20 @@ end
 -- What all checkpoints share: the data, the panel, and sizes that the split can serve.
 local function prepare(ctx, paths, options)
   local first = errors.try(core.checkpoint_config(ctx, paths[1]))
-  local source = data.shards { path = options.data or data_of(paths[1]), val = options.val }
+  local host = recorded(paths[1])
+  local split = options.split or "val"
+  if split ~= "val" and split ~= "test" then
+    errors.usage("--split %s is not allowed: expected val or test", check.show(split))
+  end
+  local pattern = options.val or (host.splits or {})[split]
+  if split == "test" and not pattern then
+    errors.world(("ENOENT: --split test: the recipe of %s names no test shards (data.test): "
+      .. "expected --val GLOB"):format(paths[1]), "ENOENT")
+  end
+  local source = data.shards { path = options.data or data_of(paths[1], host), val = pattern }
   source.where = nil
   source:require_folder()
-  local micro = options.micro or 8
+  local micro = options.micro or host.micro or 8
   local groups = source:validation_groups(ctx, first.context, micro)
   local held = groups * micro * first.context
   local tokens = options.tokens or math.min(65536, held)
@@ -86,7 +104,7 @@ local function prepare(ctx, paths, options)
       "EDATA")
   end
   return {
-    data = source.path, val = source.val, tokens = tokens, context = first.context,
+    data = source.path, val = source.val, tokens = tokens, context = first.context, micro = micro,
     panel = errors.try(core.panel(ctx, { data = source.path, val = source.val,
       time = first.context, vocab = first.vocab, tokens = wanted, ranks = options.ranks or 1,
       micro = micro })),
@@ -113,7 +131,7 @@ return function(words)
       "diameter", "Hilbert RMS"))
   end
   for _, path in ipairs(paths) do
-    local row = evaluate(ctx, path, options, shared)
+    local row = evaluate(ctx, path, shared)
     if options.json then
       print_json(row, shared)
     else
