@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -175,6 +176,29 @@ fail:
   return status;
 }
 
+/* A run that diverged in its last update would fail at its next one; its last finite checkpoint is
+ * worth more than a newer one that cannot continue. */
+static int check_weights(const pg_run *run) {
+  pg_context *ctx = run->context;
+  double *sum = NULL, host;
+  int status;
+  PG_TRY(pg__alloc(ctx, sizeof *sum, "a check of the weights", (void **)&sum));
+  for (size_t i = 0; i < pg_model_count(run->model); i++) {
+    const pg_parameter *p = pg_model_parameter(run->model, i);
+    PG_LAUNCH(ctx, sum, p->value->data, p->rows * p->columns, false, sum);
+    PG_LAUNCH(ctx, download, &host, sum, sizeof host);
+    if (!isfinite(host)) {
+      status = pg_fail(ctx, PG_ENONFINITE,
+                       "the weights of %s are not finite after update %lld: nothing was saved",
+                       p->name, (long long)run->updates);
+      goto fail;
+    }
+  }
+fail:
+  pg__release(ctx, sum, sizeof *sum);
+  return status;
+}
+
 static int64_t bytes_needed(const pg_run *run) {
   int64_t bytes = (int64_t)4 << 20; /* JSON files, headers, tokenizer */
   for (size_t i = 0; i < pg_model_count(run->model); i++) {
@@ -244,6 +268,7 @@ int pg_checkpoint_save(const pg_run *run, const char *path, const pg_checkpoint_
   int n = snprintf(temporary, sizeof temporary, "%s.tmp-%ld", path, (long)getpid());
   if (n < 0 || n >= (int)sizeof temporary)
     return pg_fail(ctx, PG_EINVAL, "the path %.80s... is too long", path);
+  PG_TRY(check_weights(run));
   PG_TRY(check_target(ctx, path));
   PG_TRY(pg_file_remove_tree(ctx, temporary));
   PG_TRY(pg_file_make_folders(ctx, temporary));

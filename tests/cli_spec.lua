@@ -172,7 +172,7 @@ describe("perigee train", function()
     assert.equal(0, (train(folder .. "/whole", "--set", "updates=600", "--quiet")))
     local code, _, err = train(folder .. "/parts", "--set", "updates=600", "--max-time", "0.3s")
     assert.equal(75, code, err)
-    assert.matches("continue with: perigee resume", err)
+    assert.matches("perigee resume", err)
     local summary = support.json(folder .. "/parts/summary.json")
     assert.equal("stopped", summary.status)
     assert.equal("--max-time", summary.reason)
@@ -249,7 +249,8 @@ wait $pid; exit $?]]):format(support.quote(folder), support.quote(support.progra
       local pending_hooks = case[2]:find("diagnostics", 1, true)
       assert.equal(last and not pending_hooks and 0 or 75, code, err)
       assert.equal("stopped", support.json(folder .. "/run/summary.json").status)
-      assert.equal(0, (support.perigee({ "resume", "run", "--quiet" }, folder)))
+      code, _, err = support.perigee({ "resume", "run", "--quiet" }, folder)
+      assert.equal(0, code, err)
       local name = "/checkpoints/00000012/model.safetensors"
       assert.equal(core.fs.sha256(folder .. "/whole" .. name),
         core.fs.sha256(folder .. "/run" .. name))
@@ -280,14 +281,15 @@ describe("a run that is killed", function()
       .. "--out run"):format(tiny, data)
     local kills = 0
     for i = 1, 8 do
-      local words = core.fs.exists(folder .. "/run/recipe.lua") and "resume run --quiet" or start
+      local words = core.fs.exists(folder .. "/run/state.json") and "resume run --quiet" or start
       -- Killed while it was made: no run directory worth keeping.
       if words == start then core.fs.remove(folder .. "/run") end
       local code = support.shell(command:format(words, 0.05 + 0.037 * i))
       if code == 137 then kills = kills + 1 end
     end
     assert.is_true(kills > 0)
-    assert.equal(0, (support.perigee({ "resume", "run", "--quiet" }, folder)))
+    local code, _, err = support.perigee({ "resume", "run", "--quiet" }, folder)
+    assert.equal(0, code, err)
     for _, file in ipairs { "model", "optimizer", "increment" } do
       local name = ("/checkpoints/00000060/%s.safetensors"):format(file)
       assert.equal(core.fs.sha256(folder .. "/whole" .. name),

@@ -24,6 +24,10 @@ end
 local step = { update = 5, loss = 4.5, seconds = 0.5, wall = 0.6, logged = true, grad_norm = 1,
   lr = 8e-3, peak_gib = 1.5 }
 
+local between = {}
+for k, v in pairs(step) do between[k] = v end
+between.logged = false
+
 describe("the console", function()
   it("formats durations and large numbers", function()
     assert.equal("12s", console.duration(11.6))
@@ -37,15 +41,17 @@ describe("the console", function()
 
   it("draws a bar with loss, tokens per second and the time left", function()
     local c, _, err = made { terminal = { tty = true, columns = 100 } }
-    c:progress(step)
+    c:progress(between)
     assert.matches("^\r\27%[K%[=+ +%] 5/10  loss 4.5000  2,000 tok/s  eta 3s$", err.text())
     c:note("a note")
     assert.matches("\r\27%[Ka note\n$", err.text())
+    c:progress(step) -- a report stays on the screen
+    assert.matches("\nupdate 5/10  loss 4.50000 [^\n]+\n$", err.text())
   end)
 
   it("stays within narrow terminals", function()
     local c, _, err = made { terminal = { tty = true, columns = 20 } }
-    c:progress(step)
+    c:progress(between)
     assert.is_true(#err.text() - #"\r\27[K" <= 19)
   end)
 

@@ -61,13 +61,13 @@ describe("pg.schedule", function()
     local wsd = pg.schedule.wsd { warmup = 0.2, decay = 0.3, floor = 0 }:values(10)
     for i = 3, 7 do near(1, wsd[i]) end
     near(1, wsd[8])
-    near(0.5, wsd[9])
-    near(0, wsd[10])
+    near(2 / 3, wsd[9])
+    near(1 / 3, wsd[10]) -- the floor is where the update after the last would be
     local cooldown = pg.schedule.cooldown { from = 100, length = 5, shape = "sqrt" }
     near(1, cooldown:scale(99, 105))
     near(1, cooldown:scale(100, 105))
-    near(1 - math.sqrt(0.5), cooldown:scale(102, 105))
-    near(0, cooldown:scale(104, 105))
+    near(1 - math.sqrt(2 / 5), cooldown:scale(102, 105))
+    near(1 - math.sqrt(4 / 5), cooldown:scale(104, 105))
     near(0, cooldown:scale(200, 300))
   end)
 

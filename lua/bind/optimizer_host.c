@@ -1,6 +1,7 @@
 /* Optimizers written in Lua: a descriptor made from a table, and the call of its function from
  * inside pg_run_step. That call is protected: an error becomes PG_EHOST, and run:step raises the
  * original error object again. */
+#include "../../core/finite.h"
 #include "bind.h"
 #include <math.h>
 #include <stdlib.h>
@@ -228,6 +229,7 @@ static int take_increment(const call *c, const pg_tensor *t) {
     PG_TRY(pg_tensor_clone(t, &flat));
     t = flat;
   }
+  PG_TRY(pg__check_finite(t, "its increment"));
   PG_LAUNCH(ctx, copy, c->group->increments[c->index], t->data, bytes);
 fail:
   pg_tensor_free(flat);
@@ -259,7 +261,8 @@ static int call_increment(lua_State *L) {
                       name, pg_dtype_name(t->tensor->dtype), pgl_push_shape(L, t->tensor),
                       (LUAI_UACINT)rows, (LUAI_UACINT)columns);
   if (take_increment(c, t->tensor) < 0)
-    return luaL_error(L, "optimizer '%s': %s", name, pg_context_message(c->group->context));
+    return luaL_error(L, "optimizer '%s' for %s: %s", name, c->group->parameters[c->index]->name,
+                      pg_context_message(c->group->context));
   return 0;
 }
 

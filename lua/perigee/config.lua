@@ -138,9 +138,9 @@ function config.header(run)
   local c = run.model_config
   local spec = run.spec
   local lines = {
-    ("%s: %s parameters (%d blocks, width %d, %d heads, mlp %d, vocabulary %d, context %d)")
-      :format(spec.name, check.show(c.weights), c.layers, c.width, c.heads, c.mlp, c.vocab,
-      c.context),
+    ("%s: %s parameters (%d blocks, width %d, %d heads of %d, mlp %d, vocabulary %d, context %d)")
+      :format(spec.name, check.show(c.weights), c.layers, c.width, c.heads, c.head_dim, c.mlp,
+      c.vocab, c.context),
     ("%d updates of %d sequences (%d micro-batches, %d tokens), schedule %s%s"):format(
       run.last, spec.batch.sequences, spec.batch.sequences // spec.batch.micro,
       run.tokens_per_update, spec.schedule:describe(),

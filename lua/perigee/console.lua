@@ -72,9 +72,16 @@ function Console:progress(v)
   self.wall = (self.wall or 0) * (1 - blend) + blend * math.max(v.wall, v.seconds)
   local speed = self.tokens_per_update / self.rate
   local eta = console.duration((self.last - v.update) * self.wall)
-  if self.tty then
+  if v.logged then
+    -- A report stays on the screen; on a terminal the bar goes on below it.
+    self:clear()
+    self.err:write(("update %d/%d  loss %.5f  grad_norm %.3f  lr %.3e  %s tok/s  "
+      .. "peak %.2f GiB  eta %s\n"):format(v.update, self.last, v.loss, v.grad_norm, v.lr,
+      console.grouped(speed), v.peak_gib, eta))
+    self.err:flush()
+  elseif self.tty then
     local now = core.clock()
-    if now - self.shown_at < 0.1 and v.update ~= self.last then return end
+    if now - self.shown_at < 0.1 then return end
     self.shown_at = now
     local text = ("%d/%d  loss %.4f  %s tok/s  eta %s"):format(v.update, self.last, v.loss,
       console.grouped(speed), eta)
@@ -83,11 +90,6 @@ function Console:progress(v)
     self.err:write("\r\27[K", text:sub(1, math.max(1, self.columns - 1)))
     self.err:flush()
     self.open_line = true
-  elseif v.logged then
-    self.err:write(("update %d/%d  loss %.5f  grad_norm %.3f  lr %.3e  %s tok/s  "
-      .. "peak %.2f GiB  eta %s\n"):format(v.update, self.last, v.loss, v.grad_norm, v.lr,
-      console.grouped(speed), v.peak_gib, eta))
-    self.err:flush()
   end
 end
 

@@ -19,7 +19,8 @@ end
 
 -- ---- the loop --------------------------------------------------------------------------------
 
--- for update in run:updates() do … end
+-- for update in run:updates() do … end. After a `break` or an error in the body, close the run
+-- (`local run <close> = …` does): that writes the line of the last update, a checkpoint, a summary.
 function methods.updates(handle)
   local run = open_run(handle)
   local function next_update()
@@ -31,14 +32,9 @@ function methods.updates(handle)
     run:fail(result)
     error(result, 0)
   end
-  local leaving = setmetatable({}, { __close = function(_, e)
-    if e ~= nil then
-      run:fail(e)
-    elseif run.status == "running" and not run.closed then
-      run:finish_update() -- the loop was left with break
-    end
-  end })
-  return next_update, nil, nil, leaving
+  -- No closing value as a fourth result: Lua 5.4.4 loses it when a loop that is left early has
+  -- captured variables. Closing the run completes an update that a `break` left open.
+  return next_update
 end
 
 -- One update; returns the number of completed updates, or nil when the run is over.
@@ -72,8 +68,16 @@ end
 
 -- ---- logging and saving ----------------------------------------------------------------------
 
-local reserved = { ["progress/update"] = true, ["progress/tokens"] = true, nonfinite = true,
-  session = true }
+local reserved = { nonfinite = true, session = true, ["data/batch_hash"] = true }
+for _, name in ipairs { "progress/update", "progress/tokens", "progress/tpp", "progress/epoch",
+  "optimizer/schedule_scale", "train/loss", "train/perplexity", "train/grad_norm",
+  "train/grad_norm_max", "train/clipped_fraction", "train/would_clip_fraction",
+  "performance/tokens_per_second", "performance/seconds_per_update",
+  "performance/data_wait_seconds", "performance/elapsed_seconds", "memory/peak_allocated_gib",
+  "memory/peak_reserved_gib", "events/epoch", "events/checkpoint",
+  "performance/checkpoint_seconds" } do
+  reserved[name] = true
+end
 
 local function loggable(name, value, depth)
   local kind = type(value)

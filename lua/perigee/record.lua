@@ -86,10 +86,16 @@ function record.write(run)
       values["validation/hilbert_step/rms"])
   end
   for _, name in ipairs { "validation/loss", "validation/hilbert_step/rms",
-    "validation/hilbert_step/tokens", "diagnostics/lm_head_step/diameter_exact",
-    "diagnostics/lm_head_step/diameter_tokens", "diagnostics/lm_head_step/diameter_text",
-    "train/loss" } do
+    "validation/hilbert_step/tokens", "train/loss" } do
     if values[name] ~= nil then run.final[name] = values[name] end
+  end
+  if values["validation/loss"] then run.final["validation/update"] = run.update end
+  if values["diagnostics/lm_head_step/diameter_exact"] then
+    -- Together: a diameter of 0 has no pair.
+    for _, name in ipairs { "diameter_exact", "diameter_tokens", "diameter_text" } do
+      name = "diagnostics/lm_head_step/" .. name
+      run.final[name] = values[name]
+    end
   end
   run.entries = {}
   if due and #run.pending == 0 then run.tracker:reset() end

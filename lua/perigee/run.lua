@@ -72,7 +72,10 @@ end
 
 local handle_meta = {
   __name = "a run", __index = read_field, __newindex = write_field,
-  __close = function(handle) methods.close(handle) end,
+  __close = function(handle, e)
+    if e ~= nil then runs.inner(handle):fail(e) end
+    methods.close(handle)
+  end,
   __gc = function(handle)
     local run = of_handle[handle]
     if run then pcall(run.release, run) end
@@ -130,17 +133,24 @@ function Run:set_hypers(t)
     a.scale = a.schedule and a.schedule:scale(t, self.total) or self.scale
     self.core:set(a.index, { scale = a.scale, hypers = a.optimizer:changing(t, self.total) })
   end
+  self:note_rates(t)
 end
 
--- Learning rate and peak of a role at the last update: those of its first parameter.
-function Run:role_rates(role)
+-- Learning rate and peak of every role at update index t, those of its first parameter: noted
+-- before the hooks, which may change the optimizer of the next update.
+function Run:note_rates(t)
+  self.rates = {}
   for _, parameter in ipairs(self.parameters) do
-    if parameter.role == role then
+    if not self.rates[parameter.role] then
       local a = self.assignments[self.owner[parameter.name]]
-      local peak = a.optimizer:peak(math.max(0, self.update - 1), self.total)
-      return peak * (a.scale or 0), peak
+      local peak = a.optimizer:peak(t, self.total)
+      self.rates[parameter.role] = { peak * (a.scale or 0), peak }
     end
   end
+end
+
+function Run:role_rates(role)
+  if self.rates and self.rates[role] then return table.unpack(self.rates[role]) end
 end
 
 -- ---- one update ------------------------------------------------------------------------------
@@ -278,9 +288,13 @@ function Run:advance()
   self:run_hooks(self:due_hooks())
   local now = core.clock()
   self.progress_clock = now
+  -- A report shows the interval's means, as its metrics line does.
+  local logged = record.log_due(self)
+  local loss, grad_norm = self.loss, self.grad_norm
+  if logged then loss, grad_norm = self.tracker:means() end
   self.console:progress {
-    update = self.update, loss = self.loss, seconds = self.step_seconds, wall = now - before,
-    logged = record.log_due(self), grad_norm = self.grad_norm,
+    update = self.update, loss = loss, seconds = self.step_seconds, wall = now - before,
+    logged = logged, grad_norm = grad_norm,
     lr = (self:role_rates("backbone")) or (self:role_rates("head")),
     peak_gib = self.ctx:peak_bytes() / 2 ^ 30,
   }

@@ -1,7 +1,7 @@
 -- Learning-rate schedules: functions of the update index t = 0 … total-1 to a scale.
 --
 -- A schedule object has scale(t, total) and describe(); any function(t, total) is one too. Shapes
--- follow SPEC §3: the last update of a decay stands at its floor.
+-- follow SPEC §3: the last update of warmup_cosine and linear stands at the floor.
 local core = require "perigee.core"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
@@ -44,7 +44,7 @@ local shapes = {
 }
 local shape_names = { "linear", "cosine", "sqrt" }
 
--- From 1 to `floor` over `length` updates; i = 0 … length-1. One update runs at the floor.
+-- From 1 to `floor` over `length` updates; i = 0 … length-1. The last update runs at the floor.
 local function decay(shape, i, length, floor)
   if length <= 1 then return floor end
   return floor + (1 - floor) * shapes[shape](math.min(1, i / (length - 1)))
@@ -101,12 +101,13 @@ function schedule.wsd(options)
       local first = total - length
       if t < w then return t / w end
       if t < first then return 1 end
-      return decay(shape, t - first, length, floor)
+      return decay(shape, t - first, length + 1, floor)
     end)
 end
 
 -- For a branch of a run: the peak up to update index `from`, then a decay over `length` updates.
--- Update numbers are absolute.
+-- Update numbers are absolute. Here and in wsd the floor would be reached one update after the
+-- last: with a floor of 0 no update is spent at scale 0.
 function schedule.cooldown(options)
   options = open("cooldown", options, { "from", "length", "shape", "floor" })
   local from = check.integer(nil, "schedule from", options.from, 0)
@@ -117,7 +118,7 @@ function schedule.cooldown(options)
     function(t)
       if t < from then return 1 end
       if t >= from + length then return floor end
-      return decay(shape, t - from, length, floor)
+      return decay(shape, t - from, length + 1, floor)
     end)
 end
 

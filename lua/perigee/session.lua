@@ -126,6 +126,10 @@ function session.new(from, options)
       error(e, 0)
     end
     run.console:print(config.header(run))
+    if run.fork_record then
+      run.console:print(("forked from %s/%s at update %d"):format(run.fork_record.run or "?",
+        run.fork_record.checkpoint or "?", run.update))
+    end
     run.console:print("run directory: " .. run.out)
     run:start()
   end)

@@ -122,6 +122,7 @@ function state.restore(run, host)
     local t = math.max(0, run.update - 1)
     a.scale = (a.schedule or run.spec.schedule):scale(t, run.total)
   end
+  run:note_rates(math.max(0, run.update - 1))
 end
 
 return state

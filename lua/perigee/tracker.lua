@@ -30,6 +30,12 @@ function Tracker:add(step)
   s.wait = s.wait + step.wait_seconds
 end
 
+-- Mean loss and gradient norm of the interval so far.
+function Tracker:means()
+  local s = self.sums
+  return s.loss / s.updates, s.norm / s.updates
+end
+
 -- Fields in the order of the published program; nil when no update has been added.
 function Tracker:fields()
   local s = self.sums

@@ -11,7 +11,9 @@ local function report(run)
     parts[1] = ("%s (%s) at update %d of %d"):format(run.status, run.reason, run.update, run.last)
   end
   if final["validation/loss"] then
-    parts[#parts + 1] = ("validation loss %.5f"):format(final["validation/loss"])
+    local at = final["validation/update"]
+    parts[#parts + 1] = ("validation loss %.5f%s"):format(final["validation/loss"],
+      at and at ~= run.update and (" (at update %d)"):format(at) or "")
   end
   if final["diagnostics/lm_head_step/diameter_exact"] then
     parts[#parts + 1] = ("diameter %.5e"):format(final["diagnostics/lm_head_step/diameter_exact"])
@@ -22,8 +24,8 @@ local function report(run)
   parts[#parts + 1] = console.duration(run:elapsed())
   run.console:print(table.concat(parts, ", "))
   if run.status == "stopped" then
-    run.console:note(("checkpoint %s; continue with: perigee resume %s"):format(
-      checkpoints.name(run.update), run.out))
+    run.console:note(("checkpoint %s; continue with: %s resume %s"):format(
+      checkpoints.name(run.update), arg and arg[0] or "perigee", run.out))
   end
 end
 
@@ -37,8 +39,8 @@ return function(handle)
     session.trace = run.trace
     run.console:clear()
     if run.saved_update == run.update and run.update > 0 then
-      io.stderr:write(("perigee: saved %s; continue with: perigee resume %s\n"):format(
-        run.last_checkpoint, run.out))
+      io.stderr:write(("perigee: saved %s; continue with: %s resume %s\n"):format(
+        run.last_checkpoint, arg and arg[0] or "perigee", run.out))
     end
     run:release()
     error(e, 0)
