@@ -141,3 +141,26 @@ describe("preparing", function()
     assert.are.equal("ENOENT", select(3, core.tokenizer(ctx, dir .. "/none")))
   end)
 end)
+
+describe("an evaluation that is refused", function()
+  it("leaves nothing behind that outlives its context", function()
+    local folder = os.tmpname()
+    os.remove(folder)
+    assert(core.fs.make(folder))
+    local parts = { string.pack("<i4i4i4", 20240520, 1, 600), ("\0"):rep(1024 - 12) }
+    for i = 0, 599 do parts[#parts + 1] = string.pack("<I2", i % 31) end
+    assert(core.fs.write(folder .. "/x_val_000000.bin", table.concat(parts)))
+    do
+      local ctx <close> = assert(core.context {})
+      local model <close> = assert(core.model(ctx, { layers = 1, width = 8, heads = 1,
+        head_dim = 8, context = 8, vocab = 31 }))
+      local panel <close> = assert(core.panel(ctx, { data = folder, time = 16, vocab = 31,
+        tokens = 32 }))
+      local head = model:find("lm_head.weight").value
+      local ok, message = pcall(core.hilbert, model, panel, head)
+      assert.is_false(ok)
+      assert.matches("sequences of 16 positions", message)
+    end -- closing the context would abort the process if activations were still alive
+    core.fs.remove(folder)
+  end)
+end)

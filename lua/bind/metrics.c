@@ -38,8 +38,8 @@ static void check_fields(lua_State *L, int list, int texts) {
       if (!(*text = pg__json_print(*root, 0))) luaL_error(L, "write: out of memory");
       lua_pushstring(L, *text);
       lua_rawseti(L, texts, i);
-      pgl_disown(root);
-      pgl_disown(text);
+      lua_closeslot(L, -1); /* lua_pop alone can crash Lua 5.4.4 on a slot that it closes */
+      lua_closeslot(L, -2);
       lua_pop(L, 2);
       break;
     }

@@ -165,7 +165,12 @@ void **pgl_own(lua_State *L, void (*release)(void *resource)) {
   if (luaL_newmetatable(L, PGL_BOX)) {
     lua_pushcfunction(L, box_collect);
     lua_setfield(L, -2, "__gc");
+    lua_pushcfunction(L, box_collect);
+    lua_setfield(L, -2, "__close");
   }
   lua_setmetatable(L, -2);
+  /* Closed when the calling function returns or raises, not whenever garbage is collected: what it
+   * owns may belong to a context that the script closes next. */
+  lua_toclose(L, -1);
   return &b->resource;
 }
