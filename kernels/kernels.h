@@ -28,6 +28,13 @@ typedef int pg_download_fn(pg_queue *q, void *host, const void *device, size_t b
 typedef int pg_copy_fn(pg_queue *q, void *to, const void *from, size_t bytes);
 typedef int pg_zero_fn(pg_queue *q, void *memory, size_t bytes);
 typedef int pg_synchronize_fn(pg_queue *q);
+/* What the queue runs on. Sizes in bytes; free and total are 0 where the system alone knows. */
+typedef struct pg_device_info {
+  char name[128]; /* "NVIDIA H200, sm_90" or the CPU level */
+  int count;      /* devices of this backend that the process sees */
+  int64_t memory_free, memory_total;
+} pg_device_info;
+typedef int pg_device_info_fn(pg_queue *q, pg_device_info *out);
 
 /* ---- dense products -------------------------------------------------------------------- */
 /* C = alpha * op(A) op(B) + beta * C with op(A) [m,k], op(B) [k,n], C [m,n], all row-major with
@@ -216,7 +223,7 @@ typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t co
 /* ---- the table ------------------------------------------------------------------------- */
 /* clang-format off */
 #define PG_KERNELS(X)                                                                              \
-  X(alloc) X(release) X(upload) X(download) X(copy) X(zero) X(synchronize)                         \
+  X(alloc) X(release) X(upload) X(download) X(copy) X(zero) X(synchronize) X(device_info)          \
   X(gemm) X(embedding_forward) X(embedding_backward) X(rmsnorm_forward) X(rmsnorm_backward)        \
   X(qk_norm_rope_forward) X(qk_norm_rope_backward) X(attention_forward) X(attention_backward)      \
   X(swiglu_forward) X(swiglu_backward) X(cross_entropy) X(row_range)                               \
