@@ -48,9 +48,14 @@ int pg_cuda_fail(pg_queue *q, const char *call, cudaError_t error);
 /* Notes a launch and its immediate error; 0 or -1. */
 int pg_cuda_launched(pg_queue *q, const char *kernel, cudaError_t error);
 
+/* The current device belongs to a thread, and the queue may have changed hands. */
+static inline void pg_cuda_enter(const pg_queue *q) {
+  if (q->devices > 1) cudaSetDevice(q->device);
+}
 /* PG_CUDA(q, cudaMemcpyAsync(...)); */
 #define PG_CUDA(q, call)                                                                           \
   do {                                                                                             \
+    pg_cuda_enter(q);                                                                              \
     cudaError_t error_ = (call);                                                                   \
     if (error_ != cudaSuccess) return pg_cuda_fail(q, #call, error_);                              \
   } while (0)
@@ -78,6 +83,10 @@ int pg_cuda_launched(pg_queue *q, const char *kernel, cudaError_t error);
 /* Device scratch for one operation, valid for work queued until the next call; it only grows.
  * 256-byte aligned. 0 or -1. */
 int pg_cuda_scratch(pg_queue *q, size_t bytes, void **out);
+/* Parts of the queue, made and freed with it. */
+int pg__cuda_memory_new(pg_queue *q);
+void pg__cuda_memory_free(pg_queue *q);
+void pg__cuda_products_free(pg_queue *q);
 
 /* ---- grids -------------------------------------------------------------------------------- */
 #define PG_CUDA_BLOCK 256
@@ -138,6 +147,13 @@ static __device__ inline void pg_store_wide(pg_bf16 *to, const float (&from)[8])
   for (int i = 0; i < 4; i++)
     words[i] = pg_bf16_bits(from[2 * i]) | pg_bf16_bits(from[2 * i + 1]) << 16;
   *reinterpret_cast<uint4 *>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+}
+/* One element, for rows that 16-byte accesses do not fit. */
+template <class T> static __device__ inline void pg_load_wide(const T *from, float (&to)[1]) {
+  to[0] = pg_load(from);
+}
+template <class T> static __device__ inline void pg_store_wide(T *to, const float (&from)[1]) {
+  pg_store(to, from[0]);
 }
 /* Whether 16-byte accesses may start at the pointer, and at every row of `ld` elements. */
 template <class T> static __host__ __device__ inline bool pg_wide_aligned(const T *p) {
