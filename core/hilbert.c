@@ -59,14 +59,13 @@ int pg_hilbert(const pg_model *model, pg_activations *a, const pg_panel *panel,
   float *chunk = all + panel->tokens;
   for (size_t at = 0, next; at < panel->count; at = next) {
     int64_t length = pieces[at].length, n = 0;
-    const float *hidden;
     if (pg_context_cancelled(ctx))
       PG_TRY(pg_fail(ctx, PG_ECANCELED, "the Hilbert range was cancelled"));
     for (next = at;
          next < panel->count && pieces[next].length == length && (n + 1) * length <= positions;
          next++, n++)
       memcpy(ids + n * length, panel->ids + pieces[next].first, (size_t)length * sizeof *ids);
-    PG_TRY(pg_model_forward(model, a, ids, n, length, &hidden));
+    PG_TRY(pg_model_forward(model, a, ids, n, length, NULL));
     PG_TRY(pg_head_ranges(model, a, matrix, 0, n * length, chunk));
     for (int64_t k = 0; k < n; k++)
       memcpy(all + pieces[at + (size_t)k].first, chunk + k * length, (size_t)length * sizeof *all);

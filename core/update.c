@@ -33,7 +33,6 @@ static int refuse(pg_run *run, const double *sums, double loss) {
 /* Accumulate the micro-batches' gradients; *loss is the mean over the optimizer batch. */
 static int accumulate(pg_run *run, double *loss) {
   pg_context *ctx = run->context;
-  const float *hidden;
   int64_t rounds = run->sequences / (run->micro * run->comm->world);
   double scale = 1.0 / ((double)run->sequences * (double)run->time), sum = 0;
   int status;
@@ -47,8 +46,8 @@ static int accumulate(pg_run *run, double *loss) {
       goto fail;
     }
     PG_TRY(pg_loader_next(run->loader, run->inputs, run->targets));
-    PG_TRY(pg_model_forward(run->model, run->activations, run->inputs, run->micro, run->time,
-                            &hidden));
+    PG_TRY(
+        pg_model_forward(run->model, run->activations, run->inputs, run->micro, run->time, NULL));
     PG_TRY(pg_head_loss(run->model, run->activations, run->targets, scale, &part, NULL));
     PG_TRY(pg_model_backward(run->model, run->activations));
     sum += part;
@@ -165,7 +164,8 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
   PG_TRY(o->increment(&group, o->self));
   for (size_t i = 0; i < count; i++) {
     pg_parameter *p = parameters[i];
-    PG_LAUNCH(ctx, apply, keep, increments[i], p->rows * p->columns, p->value->data);
+    PG_LAUNCH(ctx, apply, keep, increments[i], p->rows * p->columns, p->value->data,
+              p->copy ? p->copy->data : NULL);
     p->updates++;
   }
   status = 0;

@@ -40,12 +40,11 @@ int pg_validate(const pg_model *model, pg_activations *a, pg_loader *loader, int
     PG_TRY(pg_loader_next(loader, tokens, targets));
     for (int64_t first = 0; first < micro; first += together) {
       int64_t n = pg__min(together, micro - first);
-      const float *hidden;
       double part;
       if (pg_context_cancelled(ctx))
         PG_TRY(pg_fail(ctx, PG_ECANCELED, "validation was cancelled after %lld of %lld groups",
                        (long long)b, (long long)batches));
-      PG_TRY(pg_model_forward(model, a, tokens + first * time, n, time, &hidden));
+      PG_TRY(pg_model_forward(model, a, tokens + first * time, n, time, NULL));
       PG_TRY(pg_head_loss(model, a, targets + first * time, 0, &part, NULL));
       batch_sum += part;
     }

@@ -1,0 +1,55 @@
+/* The CUDA backend is a plugin, loaded when first asked for: a machine without a GPU needs none of
+ * its libraries, and starting costs nothing. It is looked for beside the file that holds this code,
+ * the program or the Lua module, and where an installation puts it. */
+#include "internal.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <unistd.h>
+
+/* Below the folder of the program (build/, bin/) or of the module (build/lib/perigee,
+ * lib/lua/5.4/perigee). */
+static const char *const places[] = {"", "lib/", "lib/perigee/", "../lib/perigee/",
+                                     "../../../perigee/"};
+
+/* The folder, with a slash, of the file that this code was loaded from. */
+static int own_folder(char *out, size_t size) {
+  Dl_info self, program;
+  char path[PATH_MAX] = "";
+  if (!dladdr((const void *)places, &self) || !self.dli_fname) return -1;
+  /* The program's own name may be relative to a folder that was left since. */
+  bool in_program =
+      dladdr((const void *)getauxval(AT_ENTRY), &program) && program.dli_fbase == self.dli_fbase;
+  if (!realpath(in_program ? "/proc/self/exe" : self.dli_fname, path)) return -1;
+  char *end = strrchr(path, '/');
+  if (!end) return -1;
+  end[1] = 0;
+  return (size_t)snprintf(out, size, "%s", path) < size ? 0 : -1;
+}
+
+const pg_kernels *pg__cuda_kernels(char *message, size_t size) {
+  char folder[PATH_MAX], path[PATH_MAX + 64];
+  if (own_folder(folder, sizeof folder) < 0) {
+    snprintf(message, size,
+             "cannot tell where this program lies, so " PG_CUDA_PLUGIN " beside it is not found");
+    return NULL;
+  }
+  for (size_t i = 0; i < PG_COUNT(places); i++) {
+    snprintf(path, sizeof path, "%s%s" PG_CUDA_PLUGIN, folder, places[i]);
+    if (access(path, F_OK) != 0) continue;
+    /* Never closed: the CUDA libraries do not survive that. */
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    const pg_kernels *(*kernels)(void) = NULL;
+    if (handle) *(void **)&kernels = dlsym(handle, "pg_cuda_kernels");
+    if (kernels) return kernels();
+    const char *why = dlerror();
+    snprintf(message, size, "the CUDA plugin does not load: %s", why ? why : path);
+    return NULL;
+  }
+  snprintf(message, size, "this build has no CUDA plugin (" PG_CUDA_PLUGIN ")");
+  return NULL;
+}
