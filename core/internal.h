@@ -26,6 +26,8 @@ struct pg_storage {
 /* The kernel table of the CUDA plugin; NULL with a text in message[size] when there is none or it
  * does not load. */
 const pg_kernels *pg__cuda_kernels(char *message, size_t size);
+/* Whether there is a plugin, and where. */
+bool pg__cuda_plugin(char *path, size_t size);
 
 /* Device memory with accounting; zero bytes give a valid pointer. PG_ENOMEM names `what`. */
 int pg__alloc(pg_context *ctx, size_t bytes, const char *what, void **out);

@@ -31,25 +31,28 @@ static int own_folder(char *out, size_t size) {
   return (size_t)snprintf(out, size, "%s", path) < size ? 0 : -1;
 }
 
-const pg_kernels *pg__cuda_kernels(char *message, size_t size) {
-  char folder[PATH_MAX], path[PATH_MAX + 64];
-  if (own_folder(folder, sizeof folder) < 0) {
-    snprintf(message, size,
-             "cannot tell where this program lies, so " PG_CUDA_PLUGIN " beside it is not found");
-    return NULL;
-  }
+bool pg__cuda_plugin(char *path, size_t size) {
+  char folder[PATH_MAX];
+  if (own_folder(folder, sizeof folder) < 0) return false;
   for (size_t i = 0; i < PG_COUNT(places); i++) {
-    snprintf(path, sizeof path, "%s%s" PG_CUDA_PLUGIN, folder, places[i]);
-    if (access(path, F_OK) != 0) continue;
-    /* Never closed: the CUDA libraries do not survive that. */
-    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    const pg_kernels *(*kernels)(void) = NULL;
-    if (handle) *(void **)&kernels = dlsym(handle, "pg_cuda_kernels");
-    if (kernels) return kernels();
-    const char *why = dlerror();
-    snprintf(message, size, "the CUDA plugin does not load: %s", why ? why : path);
+    const int length = snprintf(path, size, "%s%s" PG_CUDA_PLUGIN, folder, places[i]);
+    if ((size_t)length < size && access(path, F_OK) == 0) return true;
+  }
+  return false;
+}
+
+const pg_kernels *pg__cuda_kernels(char *message, size_t size) {
+  char path[PATH_MAX];
+  if (!pg__cuda_plugin(path, sizeof path)) {
+    snprintf(message, size, "this build has no CUDA plugin (" PG_CUDA_PLUGIN ")");
     return NULL;
   }
-  snprintf(message, size, "this build has no CUDA plugin (" PG_CUDA_PLUGIN ")");
+  /* Never closed: the CUDA libraries do not survive that. */
+  void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  const pg_kernels *(*kernels)(void) = NULL;
+  if (handle) *(void **)&kernels = dlsym(handle, "pg_cuda_kernels");
+  if (kernels) return kernels();
+  const char *why = dlerror();
+  snprintf(message, size, "the CUDA plugin does not load: %s", why ? why : path);
   return NULL;
 }

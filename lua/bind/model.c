@@ -225,17 +225,22 @@ static int model_find(lua_State *L) {
 
 /* ---- models ------------------------------------------------------------------------------------
  */
-/* core.model(ctx, config) */
+/* core.model(ctx, config [, "fp32"|"bf16"]) */
 static int model_new(lua_State *L) {
   pgl_object *context = pgl_check(L, 1, &pgl_context_kind);
   pg_model_config config;
-  lua_settop(L, 2);
+  lua_settop(L, 3);
   read_config(L, 2, &config);
+  const char *compute = lua_isnil(L, 3) ? "fp32" : pgl_string(L, 3, "compute");
+  const bool bf16 = strcmp(compute, "bf16") == 0;
+  if (!bf16 && strcmp(compute, "fp32") != 0)
+    return luaL_error(L, "compute: \"fp32\" or \"bf16\" expected, got \"%s\"", compute);
   pgl_object *o = pgl_new(L, &pgl_model_kind, context);
   pgl_model *m = calloc(1, sizeof *m);
   if (!m) return pgl_fail_text(L, PG_ENOMEM, NULL);
   o->resource = m;
   int status = pg_model_new(context->resource, &config, &m->model);
+  if (status == 0 && bf16) status = pg_model_set_compute(m->model, PG_BF16);
   if (status < 0) return pgl_fail(L, context->resource, status);
   return 1;
 }
@@ -270,6 +275,24 @@ static int model_save(lua_State *L) {
 static int model_copy(lua_State *L) {
   pgl_model *m = check_model(L, 1);
   return done(L, pg_model_copy(m->model, check_model(L, 2)->model));
+}
+
+static int model_compute(lua_State *L) {
+  const pg_model *model = check_model(L, 1)->model;
+  lua_pushstring(L, pg_model_compute(model) == PG_BF16 ? "bf16" : "fp32");
+  return 1;
+}
+
+/* model:refresh([name]): after a value was changed, what products read of it */
+static int model_refresh(lua_State *L) {
+  pgl_model *m = check_model(L, 1);
+  const pg_parameter *p = NULL;
+  if (!lua_isnoneornil(L, 2)) {
+    const char *name = pgl_string(L, 2, "name");
+    if (!(p = pg_model_find(m->model, name)))
+      return luaL_error(L, "refresh: no parameter is called '%s'", name);
+  }
+  return done(L, pg_model_refresh(m->model, p));
 }
 
 /* ---- text
@@ -324,10 +347,11 @@ static int model_generate(lua_State *L) {
   return 1;
 }
 
-static const luaL_Reg methods[] = {{"config", model_config}, {"parameters", model_parameters},
-                                   {"find", model_find},     {"init", model_init},
-                                   {"load", model_load},     {"save", model_save},
-                                   {"copy", model_copy},     {NULL, NULL}};
+static const luaL_Reg methods[] = {{"config", model_config},   {"parameters", model_parameters},
+                                   {"find", model_find},       {"init", model_init},
+                                   {"load", model_load},       {"save", model_save},
+                                   {"copy", model_copy},       {"compute", model_compute},
+                                   {"refresh", model_refresh}, {NULL, NULL}};
 static const luaL_Reg parameter_meta[] = {{"__gc", parameter_collect},
                                           {"__tostring", parameter_tostring},
                                           {"__index", parameter_index},

@@ -70,7 +70,8 @@ end
 local function host_object(run)
   local host = core.host()
   return directory.object {
-    { "device", run.ctx:device() }, { "threads", run.ctx:threads() },
+    { "device", run.ctx:device() }, { "device_name", errors.try(run.ctx:describe()).name },
+    { "threads", run.ctx:threads() },
     { "cpu", host.cpu }, { "cores", host.cores }, { "cpu_level", run.ctx:cpu_level() },
   }
 end
@@ -121,7 +122,7 @@ function config.build(run)
     { "increments", spec.increments },
     { "fork", run.fork_record },
     { "compute", directory.object {
-      { "precision", "fp32" }, { "storage", "fp32" }, { "cross_entropy", "fp32" },
+      { "precision", run.compute }, { "storage", "fp32" }, { "cross_entropy", "fp32" },
       { "squares_summed_in", "fp64" },
     } },
     { "diameter", "all pairs, centred rows, winning pair in fp64" },
@@ -145,9 +146,9 @@ function config.header(run)
       run.last, spec.batch.sequences, spec.batch.sequences // spec.batch.micro,
       run.tokens_per_update, spec.schedule:describe(),
       run.last < run.total and (" planned for %d"):format(run.total) or ""),
-    ("seed %d (weights), %d (data); clip %s; %s, %d threads"):format(spec.seed.init,
+    ("seed %d (weights), %d (data); clip %s; %s in %s, %d threads"):format(spec.seed.init,
       spec.seed.data, spec.clip and check.show(spec.clip) or "off", run.ctx:device(),
-      run.ctx:threads()),
+      run.compute, run.ctx:threads()),
     routing.table_text(routing.rows(spec.entries, spec.schedule, run.total)),
   }
   return table.concat(lines, "\n")

@@ -164,7 +164,10 @@ function methods.edit(handle, parameter, fn)
     check.fail(nil, "run:edit parameter", parameter, "a parameter of this run")
   end
   if type(fn) ~= "function" then check.fail(nil, "run:edit", fn, "a function(tensor)") end
-  fn(parameter.value)
+  -- What was changed before an error has been changed.
+  local ok, e = pcall(fn, parameter.value)
+  errors.try(run.model:refresh(parameter.name))
+  if not ok then error(e, 0) end
 end
 
 -- ---- measurements ----------------------------------------------------------------------------

@@ -102,16 +102,17 @@ end
 
 local function open_context(run)
   local spec, options = run.spec, run.options
-  local compute = options.compute or spec.compute
-  check.one_of(spec.where, "compute", compute, { "auto", "fp32", "bf16" })
-  if compute == "bf16" then
-    errors.world('EUNSUPPORTED: compute = "bf16" is not available on the cpu: expected "auto" or '
-      .. '"fp32"', "EUNSUPPORTED")
-  end
-  local device = options.device or spec.device
-  check.one_of(nil, "device", device, { "auto", "cpu", "cuda" })
+  local device, index = check.device(nil, "device", options.device or spec.device)
   local threads = options.threads or spec.threads
-  return errors.try(core.context { device = device, threads = threads > 0 and threads or nil })
+  return errors.try(core.context { device = device, device_index = index,
+    threads = threads > 0 and threads or nil })
+end
+
+-- What products compute in: bf16 pays on a GPU, on a CPU only when asked for.
+function open.compute(ctx, wanted)
+  check.one_of(nil, "compute", wanted, { "auto", "fp32", "bf16" })
+  if wanted ~= "auto" then return wanted end
+  return ctx:device() == "cuda" and "bf16" or "fp32"
 end
 
 -- Options of the core's run.
@@ -154,6 +155,7 @@ function open.prepare(run, rec, options)
   end
   spec.data:require_folder()
   run.ctx = open_context(run)
+  run.compute = open.compute(run.ctx, options.compute or spec.compute)
   local vocab
   vocab, run.vocab_from = resolve_vocabulary(run)
   run.model_config = errors.located(spec.where, function()
@@ -163,7 +165,7 @@ function open.prepare(run, rec, options)
     run.model_config.context, options.max_updates)
   check_schedules(run)
   local model_options = model_table(run, vocab)
-  run.model = errors.try(core.model(run.ctx, model_options))
+  run.model = errors.try(core.model(run.ctx, model_options, run.compute))
   run.parameters = run.model:parameters()
   run.by_name = {}
   for _, parameter in ipairs(run.parameters) do

@@ -180,7 +180,8 @@ local function normalise(raw, where)
   spec.entries = routing.entries(raw.optimizers, where)
   spec.hooks, spec.checkpoints = hooks.normalise(raw.hooks or {}, where)
   spec.compute = check.one_of(where, "compute", raw.compute or "auto", { "auto", "fp32", "bf16" })
-  spec.device = check.one_of(where, "device", raw.device or "auto", { "auto", "cpu", "cuda" })
+  spec.device = raw.device or "auto"
+  check.device(where, "device", spec.device)
   spec.threads = check.integer(where, "threads", raw.threads or 0, 0, 4096)
   spec.increments = check.one_of(where, "increments", raw.increments or "head",
     { "head", "all" })

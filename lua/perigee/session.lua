@@ -240,6 +240,10 @@ function session.resume(path, options)
     if options.recipe == nil then run.reading.origin = place.paths.recipe end
     local changed = compare_recipe(run, place, options)
     options.data_path = data_path(rec, place)
+    -- What "auto" was resolved to, or the command line asked for, unless a new recipe says.
+    if not (changed and rec:spec().compute ~= "auto") then
+      options.compute = options.compute or place.compute
+    end
     open.prepare(run, rec, options)
     continue_from(run, found, host, options)
     open.prepare_hooks(run)
@@ -261,6 +265,7 @@ function session.resume(path, options)
     errors.try(run.metrics:write {
       { "session", run.session }, { "session/from_update", run.update },
       { "session/recipe_changed", changed }, { "session/micro", run.spec.batch.micro },
+      { "session/device", run.ctx:device() }, { "session/compute", run.compute },
       { "session/started_at", core.time() },
     })
     if not found then
