@@ -421,7 +421,9 @@ TEST(no_tensor_leaks) {
 
 int main(void) {
   char message[256];
-  if (pg_context_new(&(pg_context_options){.threads = 2}, &ctx, message, sizeof message) < 0) {
+  /* PG_TEST_DEVICE=cuda: the same bars on another device. */
+  pg_context_options options = {.device = getenv("PG_TEST_DEVICE"), .threads = 2};
+  if (pg_context_new(&options, &ctx, message, sizeof message) < 0) {
     printf("%s\n", message);
     return 1;
   }
