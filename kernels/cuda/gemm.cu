@@ -59,13 +59,16 @@ void pg__cuda_products_free(pg_queue *q) {
   q->products = NULL;
 }
 
+/* What earlier work left behind is more telling than cuBLASLt's answer to it. */
 static int fail(pg_queue *q, const char *call, const shape &s, cublasStatus_t status) {
+  const cudaError_t earlier = cudaStreamQuery(q->stream);
+  if (earlier != cudaSuccess && earlier != cudaErrorNotReady) return pg_cuda_fail(q, call, earlier);
   cudaGetLastError();
   return pg_cuda_refuse(q,
-                        "%s: %s for [%lld,%lld] x [%lld,%lld], %s, leading dimensions %lld, %lld, "
-                        "%lld, batch %lld",
-                        call, cublasLtGetStatusName(status), (long long)s.m, (long long)s.k,
-                        (long long)s.k, (long long)s.n,
+                        "%.*s: %s for [%lld,%lld] x [%lld,%lld], %s, leading dimensions %lld, "
+                        "%lld, %lld, batch %lld",
+                        (int)strcspn(call, "("), call, cublasLtGetStatusName(status),
+                        (long long)s.m, (long long)s.k, (long long)s.k, (long long)s.n,
                         s.type_in == PG_F32    ? "fp32"
                         : s.type_out == PG_F32 ? "bf16 to fp32"
                                                : "bf16",

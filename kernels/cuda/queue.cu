@@ -43,11 +43,11 @@ int pg_cuda_fail(pg_queue *q, const char *call, cudaError_t error) {
 }
 
 int pg_cuda_launched(pg_queue *q, const char *kernel, cudaError_t error) {
+  if (q->synchronous) q->last = kernel; /* nothing earlier is left that could fail */
   if (error == cudaSuccess) error = cudaGetLastError();
+  if (error == cudaSuccess && q->synchronous) error = cudaStreamSynchronize(q->stream);
   if (error != cudaSuccess) return pg_cuda_fail(q, kernel, error);
   q->last = kernel;
-  if (q->synchronous && (error = cudaStreamSynchronize(q->stream)) != cudaSuccess)
-    return pg_cuda_fail(q, kernel, error);
   return 0;
 }
 
