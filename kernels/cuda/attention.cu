@@ -20,7 +20,7 @@
 struct shape {
   int64_t time, heads, head_dim, ld, tiles, sequences; /* sequences = batch * heads */
   float scale;
-  bool wide; /* rows allow 16-byte reads */
+  int32_t wide; /* whether rows allow 16-byte reads */
 };
 
 template <int TILE> struct tile_size {

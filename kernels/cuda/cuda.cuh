@@ -105,6 +105,12 @@ static inline dim3 pg_stride_grid(const pg_queue *q, int64_t n) {
   i < (n);                                                                                         \
   i += (int64_t)gridDim.x * blockDim.x
 
+/* n / by of numbers that are not negative: 64-bit division costs several times more than a 32-bit
+ * one. */
+static __device__ inline int64_t pg_quotient(int64_t n, int64_t by) {
+  return (n | by) >> 32 ? n / by : (int64_t)((unsigned)n / (unsigned)by);
+}
+
 /* ---- loads and stores --------------------------------------------------------------------- */
 static __device__ inline float pg_load(const float *from) {
   return *from;

@@ -49,13 +49,8 @@ struct op_lerp {
 /* Element (i,j) of an operand lies at i*row + j*column; without memory it is `value`. */
 struct layout {
   int64_t row, column;
-  float value;
+  float value, unused; /* no padding: its bits could look like a pointer to the emulation */
 };
-
-/* 64-bit division costs several times more than a 32-bit one. */
-static __device__ inline int64_t quotient(int64_t n, int64_t by) {
-  return (n | by) >> 32 ? n / by : (int64_t)((unsigned)n / (unsigned)by);
-}
 
 static __device__ inline float element(const float *x, const layout &at, int64_t i, int64_t j) {
   return x ? x[i * at.row + j * at.column] : at.value;
@@ -65,7 +60,7 @@ template <class Op>
 __global__ void each_element(Op op, const float *a, layout at_a, const float *b, layout at_b,
                              int64_t rows, int64_t columns, float *out, layout at_out) {
   for (PG_STRIDE(t, rows * columns)) {
-    const int64_t i = rows == 1 ? 0 : quotient(t, columns), j = t - i * columns;
+    const int64_t i = rows == 1 ? 0 : pg_quotient(t, columns), j = t - i * columns;
     out[i * at_out.row + j * at_out.column] = op(element(a, at_a, i, j), element(b, at_b, i, j));
   }
 }
@@ -85,7 +80,7 @@ __global__ void each_quad(Op op, const float *a, layout at_a, const float *b, la
                           int64_t rows, int64_t columns, float *out, layout at_out) {
   const int64_t quads = (columns + 3) / 4;
   for (PG_STRIDE(t, rows * quads)) {
-    const int64_t i = rows == 1 ? 0 : quotient(t, quads), j = (t - i * quads) * 4;
+    const int64_t i = rows == 1 ? 0 : pg_quotient(t, quads), j = (t - i * quads) * 4;
     if (j + 4 <= columns) {
       float x[4], y[4];
       load_quad(a, at_a, i, j, x);
@@ -113,7 +108,7 @@ static bool is_flat(pg_view v, int64_t columns) {
 }
 
 static layout layout_of(pg_view v, float value) {
-  layout at = {v.row_stride, v.column_stride, value};
+  layout at = {v.row_stride, v.column_stride, value, 0};
   return at;
 }
 

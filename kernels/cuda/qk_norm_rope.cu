@@ -14,8 +14,19 @@ static __device__ inline float group_sum(float value, int lanes) {
 
 struct rope {
   int64_t vectors, time, heads, half; /* vectors = batch * time * heads */
-  int lanes;
+  int32_t lanes, shift;               /* lanes = 2^shift */
 };
+
+/* The head vector of this thread, and its place among the lanes. */
+static __device__ inline int64_t own_vector(const rope &p, int64_t *lane) {
+  const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+  *lane = thread & (p.lanes - 1);
+  return thread >> p.shift;
+}
+static __device__ inline int64_t position_of(const rope &p, int64_t vector) {
+  const int64_t row = pg_quotient(vector, p.heads);
+  return row - pg_quotient(row, p.time) * p.time;
+}
 
 /* cosine or sine of W element pairs; W is 1 or a multiple of 4. */
 template <int W> static __device__ inline void load_angles(const float *from, float (&to)[W]) {
@@ -35,8 +46,8 @@ static __device__ inline void load_angles(const float *from, float (&to)[1]) {
 template <class T, int W>
 static __global__ void qk_norm_rope_forward(rope p, const float *cosine, const float *sine,
                                             const T *x, float eps, T *y, float *rstd) {
-  const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, i = thread / p.lanes;
-  const int lane = (int)(thread % p.lanes);
+  int64_t lane;
+  const int64_t i = own_vector(p, &lane);
   const bool present = i < p.vectors;
   const T *l = x + i * 2 * p.half, *r = l + p.half;
   float sum = 0, u[W], v[W];
@@ -49,7 +60,7 @@ static __global__ void qk_norm_rope_forward(rope p, const float *cosine, const f
   sum = group_sum(sum, p.lanes);
   if (!present) return;
   const float scale = 1.0f / sqrtf(sum / (float)(2 * p.half) + eps);
-  const int64_t position = i / p.heads % p.time;
+  const int64_t position = position_of(p, i);
   T *to = y + i * 2 * p.half;
   for (int64_t j = lane * W; j < p.half; j += p.lanes * W) {
     float c[W], s[W];
@@ -74,10 +85,10 @@ static __global__ void qk_norm_rope_forward(rope p, const float *cosine, const f
 template <class T, int W>
 static __global__ void qk_norm_rope_backward(rope p, const float *cosine, const float *sine,
                                              const T *dy, const T *x, const float *rstd, T *dx) {
-  const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, i = thread / p.lanes;
-  const int lane = (int)(thread % p.lanes);
+  int64_t lane;
+  const int64_t i = own_vector(p, &lane);
   const bool present = i < p.vectors;
-  const int64_t position = i / p.heads % p.time, at = i * 2 * p.half;
+  const int64_t position = position_of(p, i), at = i * 2 * p.half;
   const float *ci = cosine + position * p.half, *si = sine + position * p.half;
   float dot = 0, m = 0, k = present ? rstd[i] : 0;
   for (int pass = 0; pass < 2; pass++) {
@@ -105,8 +116,8 @@ static __global__ void qk_norm_rope_backward(rope p, const float *cosine, const 
 }
 
 static rope plan(int64_t batch, int64_t time, int64_t heads, int64_t head_dim, int width) {
-  rope p = {batch * time * heads, time, heads, head_dim / 2, 1};
-  while (p.lanes < PG_WARP && p.lanes * width < p.half) p.lanes *= 2;
+  rope p = {batch * time * heads, time, heads, head_dim / 2, 1, 0};
+  while (p.lanes < PG_WARP && p.lanes * width < p.half) p.lanes *= 2, p.shift++;
   return p;
 }
 

@@ -30,11 +30,8 @@ static bool immediate(cudaError_t error) {
 int pg_cuda_fail(pg_queue *q, const char *call, cudaError_t error) {
   const int length = (int)strcspn(call + (call[0] == '('), "(,)") + (call[0] == '(');
   cudaGetLastError(); /* so that the next call does not report it again */
-  if (immediate(error) || !q->last)
+  if (immediate(error) || !q->last || q->synchronous)
     return pg_cuda_refuse(q, "%.*s: %s (%s)", length, call, cudaGetErrorString(error),
-                          cudaGetErrorName(error));
-  if (q->synchronous)
-    return pg_cuda_refuse(q, "%s in kernel %s (%s)", cudaGetErrorString(error), q->last,
                           cudaGetErrorName(error));
   return pg_cuda_refuse(q,
                         "%s (%s), found at %.*s; the last kernel queued was %s, an earlier one may "
@@ -43,7 +40,6 @@ int pg_cuda_fail(pg_queue *q, const char *call, cudaError_t error) {
 }
 
 int pg_cuda_launched(pg_queue *q, const char *kernel, cudaError_t error) {
-  if (q->synchronous) q->last = kernel; /* nothing earlier is left that could fail */
   if (error == cudaSuccess) error = cudaGetLastError();
   if (error == cudaSuccess && q->synchronous) error = cudaStreamSynchronize(q->stream);
   if (error != cudaSuccess) return pg_cuda_fail(q, kernel, error);
