@@ -116,6 +116,12 @@ int pg_head_loss(const pg_model *model, pg_activations *a, const int32_t *target
                  double gradient_scale, double *loss_sum, float *losses);
 /* Add the gradients of the last pg_head_loss to every parameter that has one. */
 int pg_model_backward(const pg_model *model, pg_activations *a);
+/* The same; `ready(self, index)` tells that the gradients of the parameters from `index` to the
+ * last are complete. It is called with falling indices, the last time with 0; a negative result
+ * ends the pass. */
+typedef int pg_ready_fn(void *self, size_t index);
+int pg_model_backward_ready(const pg_model *model, pg_activations *a, pg_ready_fn *ready,
+                            void *self);
 
 /* range[i] = max_v z_v - min_v z_v with z = logit_scale * M h_i for each of the last forward's
  * positions, `matrix` [V, width] (an increment, say): host memory, `count` positions from `first`.

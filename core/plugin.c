@@ -1,6 +1,7 @@
-/* The CUDA backend is a plugin, loaded when first asked for: a machine without a GPU needs none of
- * its libraries, and starting costs nothing. It is looked for beside the file that holds this code,
- * the program or the Lua module, and where an installation puts it. */
+/* Plugins are looked for beside the file that holds this code, the program or the Lua module, and
+ * where an installation puts them: a machine without a GPU or MPI needs none of their libraries,
+ * and starting costs nothing. */
+#include "plugin.h"
 #include "internal.h"
 
 #include <dlfcn.h>
@@ -11,8 +12,8 @@
 #include <sys/auxv.h>
 #include <unistd.h>
 
-/* Below the folder of the program (build/, bin/) or of the module (build/lib/perigee,
- * lib/lua/5.4/perigee). */
+/* Below the folder of the program (build/, bin/, build/tests/) or of the module
+ * (build/lib/perigee, lib/lua/5.4/perigee). */
 static const char *const places[] = {"", "lib/", "lib/perigee/", "../lib/perigee/",
                                      "../../../perigee/"};
 
@@ -31,28 +32,38 @@ static int own_folder(char *out, size_t size) {
   return (size_t)snprintf(out, size, "%s", path) < size ? 0 : -1;
 }
 
-bool pg__cuda_plugin(char *path, size_t size) {
+bool pg__plugin_path(const char *file, char *path, size_t size) {
   char folder[PATH_MAX];
   if (own_folder(folder, sizeof folder) < 0) return false;
   for (size_t i = 0; i < PG_COUNT(places); i++) {
-    const int length = snprintf(path, size, "%s%s" PG_CUDA_PLUGIN, folder, places[i]);
+    const int length = snprintf(path, size, "%s%s%s", folder, places[i], file);
     if ((size_t)length < size && access(path, F_OK) == 0) return true;
   }
   return false;
 }
 
-const pg_kernels *pg__cuda_kernels(char *message, size_t size) {
+int pg__plugin_symbol(const char *file, const char *symbol, void **out, char *message,
+                      size_t size) {
   char path[PATH_MAX];
-  if (!pg__cuda_plugin(path, sizeof path)) {
-    snprintf(message, size, "this build has no CUDA plugin (" PG_CUDA_PLUGIN ")");
-    return NULL;
+  if (!pg__plugin_path(file, path, sizeof path)) {
+    snprintf(message, size, "this build has no %s", file);
+    return -1;
   }
-  /* Never closed: the CUDA libraries do not survive that. */
+  /* Never closed: neither CUDA's libraries nor MPI's survive that. */
   void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  const pg_kernels *(*kernels)(void) = NULL;
-  if (handle) *(void **)&kernels = dlsym(handle, "pg_cuda_kernels");
-  if (kernels) return kernels();
+  if (handle && (*out = dlsym(handle, symbol))) return 0;
   const char *why = dlerror();
-  snprintf(message, size, "the CUDA plugin does not load: %s", why ? why : path);
-  return NULL;
+  snprintf(message, size, "%s does not load: %s", file, why ? why : path);
+  return -1;
+}
+
+bool pg__cuda_plugin(char *path, size_t size) {
+  return pg__plugin_path(PG_CUDA_PLUGIN, path, size);
+}
+
+const pg_kernels *pg__cuda_kernels(char *message, size_t size) {
+  const pg_kernels *(*kernels)(void) = NULL;
+  if (pg__plugin_symbol(PG_CUDA_PLUGIN, "pg_cuda_kernels", (void **)&kernels, message, size) < 0)
+    return NULL;
+  return kernels();
 }

@@ -58,3 +58,16 @@ fail:
   free(tokens);
   return status;
 }
+
+int pg_validate_shared(const pg_model *model, pg_activations *a, pg_loader *loader, int64_t batches,
+                       pg_comm *comm, double *loss) {
+  pg_context *ctx = pg_model_context(model);
+  int status;
+  PG_TRY(pg_validate(model, a, loader, batches, loss));
+  PG_TRY(pg_comm_sum_f64(comm, ctx, loss, 1));
+  *loss /= pg_comm_world(comm); /* all ranks have as many sequences */
+  return 0;
+fail:
+  pg_comm_fail(comm, pg_context_message(ctx));
+  return status;
+}

@@ -128,6 +128,11 @@ static const pg_optimizer *parameter_optimizer(const pgl_parameter *p) {
 static void push_slots(lua_State *L, const pgl_parameter *p) {
   const pg_optimizer *o = parameter_optimizer(p);
   pgl_object *run = ((pgl_model *)p->model->resource)->run;
+  if (o && o->slot_count && pg_run_sharded(((pgl_run *)run->resource)->run))
+    luaL_error(L,
+               "the slots of %s are split over the ranks: shard_optimizer = false keeps them "
+               "whole",
+               p->parameter->name);
   lua_newtable(L);
   for (size_t i = 0; o && p->parameter->slots && i < o->slot_count; i++) {
     pgl_push_view(L, p->parameter->slots[i], pgl_root(p->model), run);

@@ -195,6 +195,8 @@ cli.training_options = {
   cli.device_option, cli.compute_option,
   { name = "threads", value = "N", kind = "integer", min = 1,
     help = "compute threads (default: the CPUs this process may run on)" },
+  { name = "rank-timeout", value = "TIME", kind = "duration",
+    help = "with several ranks: how long to wait for another one (default 10m)" },
   { name = "quiet", help = "print nothing but errors" },
 }
 

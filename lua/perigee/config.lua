@@ -103,7 +103,9 @@ function config.build(run)
     } },
     { "batch", directory.object {
       { "sequences", spec.batch.sequences }, { "micro", spec.batch.micro },
-      { "accumulation", spec.batch.sequences // spec.batch.micro }, { "ranks", 1 },
+      { "accumulation", spec.batch.sequences // (spec.batch.micro * run.world) },
+      { "ranks", run.world },
+      { "shard_optimizer", run.world > 1 and spec.shard_optimizer or nil },
       { "tokens_per_update", run.tokens_per_update },
     } },
     { "plan", directory.object {
@@ -143,7 +145,7 @@ function config.header(run)
       :format(spec.name, check.show(c.weights), c.layers, c.width, c.heads, c.mlp, c.vocab,
       c.context),
     ("%d updates of %d sequences (%d micro-batches, %d tokens), schedule %s%s"):format(
-      run.last, spec.batch.sequences, spec.batch.sequences // spec.batch.micro,
+      run.last, spec.batch.sequences, spec.batch.sequences // (spec.batch.micro * run.world),
       run.tokens_per_update, spec.schedule:describe(),
       run.last < run.total and (" planned for %d"):format(run.total) or ""),
     ("seed %d (weights), %d (data); clip %s; %s in %s, %d threads"):format(spec.seed.init,

@@ -123,6 +123,7 @@ function methods.save(handle, name, tensor)
   if type(tensor) ~= "userdata" then check.fail(nil, "run:save tensor", tensor, "a tensor") end
   local path = ("%s/%s"):format(run.out, name)
   if not path:match("%.safetensors$") then path = path .. ".safetensors" end
+  if run.rank ~= 0 then return path end
   local folder = path:match("^(.*)/")
   errors.try(core.fs.make(folder))
   errors.try(core.save_tensors(run.ctx, path, { { "tensor", tensor } },
@@ -174,7 +175,8 @@ end
 
 -- Let a signal interrupt a long measurement: it then fails with ECANCELED.
 local function cancellable(run, f)
-  if not run.options.signals then return f() end
+  -- The ranks measure together, to the end.
+  if not run.options.signals or run.world > 1 then return f() end
   core.signals.cancel_on(run.ctx, true)
   local results = table.pack(pcall(f))
   core.signals.cancel_on(run.ctx, false)
@@ -187,7 +189,7 @@ end
 function methods.validation_tokens(handle, requested)
   local run = open_run(handle)
   check.integer(nil, "validation tokens", requested, 1)
-  local time, micro = run.model_config.context, run.spec.batch.micro
+  local time, micro = run.model_config.context, run.spec.batch.micro * run.world
   local wanted = math.max(1, requested // (micro * time))
   local groups, tokens = run.spec.data:validation_groups(run.ctx, time, micro)
   if wanted > groups then
@@ -214,6 +216,10 @@ function methods.panel(handle, options)
   local run = open_run(handle)
   if type(options) == "number" then options = { tokens = options } end
   check.table(nil, "run:panel", options, "{ tokens = n, ranks = 1, micro = 1 }")
+  if run.world > 1 and options.ranks == nil then -- the ranks' own slices (SPEC §4)
+    options = { tokens = options.tokens, ranks = run.world,
+      micro = options.micro or run.spec.batch.micro }
+  end
   local panel = errors.try(run.core:panel(options))
   run.panels = run.panels or {}
   table.insert(run.panels, panel)

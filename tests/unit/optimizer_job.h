@@ -77,6 +77,7 @@ static inline void increment(job *j, double lr) {
   }
   pg_increment_group group = {.context = ctx,
                               .count = j->count,
+                              .all_rows = j->rows,
                               .rows = j->rows,
                               .columns = j->columns,
                               .gradients = g,
