@@ -1,12 +1,13 @@
 /* The buffers of forward and backward passes, planned in one arena.
  *
- * Training keeps, per position and block, 2 d + 6 D + 3 F + 2 + 3 heads floats (model_internal.h;
- * d width, D = heads * head_dim, F mlp): 20 d at D = d, F = 4 d, that is 80 d bytes. Norm outputs
- * are recomputed, gate and up are overwritten by their gradients. On top, once: 5 d + max(F, 4 D)
- * floats per position, and a chunk of logits of at most 128 MB, which shares memory with the
- * latter. At V = 50257, d = 256, 4 blocks and 4 heads a position costs 82,144 bytes in the blocks
- * and 5,136 beside them; 8192 positions with the 103 MB chunk: 818 MB. Without
- * training nothing is kept per block: 2 d + max(d + 6 D + 3 F, chunk of logits). */
+ * Training keeps, per position and block, 2 d + 6 D + 3 F elements and 2 + 3 heads floats
+ * (model_internal.h; d width, D = heads * head_dim, F mlp): 20 d at D = d, F = 4 d, that is 80 d
+ * bytes in fp32 and 40 d in bf16. Norm outputs are recomputed, gate and up are overwritten by their
+ * gradients. On top, once: 5 d + max(F, 4 D) elements per position, and a chunk of logits of at
+ * most 128 MB, which shares memory with the latter. In fp32, at V = 50257, d = 256, 4 blocks and 4
+ * heads a position costs 82,144 bytes in the blocks and 5,136 beside them; 8192 positions with the
+ * 103 MB chunk: 818 MB. Without training nothing is kept per block: 2 d + max(d + 6 D + 3 F, chunk
+ * of logits). In bf16 diagnostics need d floats for each row of a chunk. */
 #include "model_internal.h"
 #include <math.h>
 #include <stdlib.h>
@@ -18,16 +19,17 @@
 
 /* A first pass over the plan adds sizes up, a second one takes the memory. */
 typedef struct planner {
+  pg_dtype compute;
   pg_arena *arena;
   size_t used;
   bool overflow;
 } planner;
 
-/* rows x columns elements of four bytes. */
-static void *take(planner *p, int64_t rows, int64_t columns) {
+/* rows x columns elements. */
+static void *take_type(planner *p, pg_dtype type, int64_t rows, int64_t columns) {
   size_t bytes, end;
   if (__builtin_mul_overflow((size_t)rows, (size_t)columns, &bytes) ||
-      __builtin_mul_overflow(bytes, (size_t)4, &bytes) || bytes > SIZE_MAX / 2 ||
+      __builtin_mul_overflow(bytes, pg_dtype_size(type), &bytes) || bytes > SIZE_MAX / 2 ||
       __builtin_add_overflow(p->used, pg__arena_size(bytes), &end) || end > INT64_MAX) {
     p->overflow = true;
     return NULL;
@@ -36,13 +38,22 @@ static void *take(planner *p, int64_t rows, int64_t columns) {
   return p->arena ? pg__arena_take(p->arena, bytes) : NULL;
 }
 
+/* Elements of the compute type. */
+static void *take(planner *p, int64_t rows, int64_t columns) {
+  return take_type(p, p->compute, rows, columns);
+}
+/* Four bytes each: statistics, ids, logits. */
+static void *take_words(planner *p, int64_t rows, int64_t columns) {
+  return take_type(p, PG_F32, rows, columns);
+}
+
 static void rewind_to(planner *p, size_t used) {
   p->used = used;
   if (p->arena) p->arena->used = used;
 }
 
 static void plan_block(planner *p, const pg_model_config *c, int64_t n, pg_block_buffers *b,
-                       float *residual) {
+                       void *residual) {
   int64_t inner = c->heads * c->head_dim;
   b->input = residual ? residual : take(p, n, c->width);
   b->middle = residual ? residual : take(p, n, c->width);
@@ -55,28 +66,28 @@ static void plan_block(planner *p, const pg_model_config *c, int64_t n, pg_block
   b->gate = take(p, n, c->mlp);
   b->up = take(p, n, c->mlp);
   b->product = take(p, n, c->mlp);
-  b->input_rstd = take(p, n, 1);
-  b->middle_rstd = take(p, n, 1);
-  b->q_rstd = take(p, n, c->heads);
-  b->k_rstd = take(p, n, c->heads);
-  b->lse = take(p, n, c->heads);
+  b->input_rstd = take_words(p, n, 1);
+  b->middle_rstd = take_words(p, n, 1);
+  b->q_rstd = take_words(p, n, c->heads);
+  b->k_rstd = take_words(p, n, c->heads);
+  b->lse = take_words(p, n, c->heads);
 }
 
 /* Returns the bytes needed; INT64_MAX when they cannot be counted. `a` has config, capacity,
  * max_time and training set; blocks may be NULL in a dry run. */
 static int64_t plan(pg_activations *a, pg_arena *arena) {
   const pg_model_config *c = &a->config;
-  planner p = {.arena = arena};
+  planner p = {.compute = a->compute, .arena = arena};
   int64_t n = a->capacity, inner = c->heads * c->head_dim;
   size_t shared, high;
 
-  a->tokens = take(&p, n, 1);
-  a->targets = take(&p, n, 1);
-  a->losses = take(&p, n, 1);
-  a->cosine = take(&p, a->max_time, c->head_dim / 2);
-  a->sine = take(&p, a->max_time, c->head_dim / 2);
+  a->tokens = take_words(&p, n, 1);
+  a->targets = take_words(&p, n, 1);
+  a->losses = take_words(&p, n, 1);
+  a->cosine = take_words(&p, a->max_time, c->head_dim / 2);
+  a->sine = take_words(&p, a->max_time, c->head_dim / 2);
   a->output = take(&p, n, c->width);
-  a->output_rstd = take(&p, n, 1);
+  a->output_rstd = take_words(&p, n, 1);
   a->hidden = take(&p, n, c->width);
   if (a->training) {
     pg_block_buffers dry;
@@ -109,7 +120,8 @@ static int64_t plan(pg_activations *a, pg_arena *arena) {
   rewind_to(&p, shared);
   a->logits_ld = pg__round_up(c->vocab, LOGITS_PADDING);
   a->chunk = pg__min(pg__min(CHUNK_ROWS, n), pg__max(1, CHUNK_BYTES / (4 * a->logits_ld)));
-  a->logits = take(&p, a->chunk, a->logits_ld);
+  a->logits = take_words(&p, a->chunk, a->logits_ld);
+  a->wide = a->compute == PG_F32 ? NULL : take_words(&p, a->chunk, c->width);
   high = p.used > high ? p.used : high;
   return p.overflow ? INT64_MAX : (int64_t)high;
 }
@@ -135,14 +147,17 @@ fail:
   return status;
 }
 
-int pg_activations_new(pg_context *ctx, const pg_model_config *config, int64_t batch, int64_t time,
-                       bool training, pg_activations **out) {
+int pg_activations_new(pg_context *ctx, const pg_model_config *config, pg_dtype compute,
+                       int64_t batch, int64_t time, bool training, pg_activations **out) {
   int status;
   int64_t bytes = INT64_MAX, capacity;
   pg_activations *a = NULL;
   pg_model_config resolved = *config;
   *out = NULL;
   PG_TRY(pg_model_config_resolve(ctx, &resolved));
+  if (compute != PG_F32 && compute != PG_BF16)
+    return pg_fail(ctx, PG_EINVAL, "activations cannot be %s; allowed: F32, BF16",
+                   pg_dtype_name(compute));
   if (time < 1 || time > resolved.context)
     return pg_fail(ctx, PG_EINVAL, "time is %lld; allowed: 1 to the model's context %lld",
                    (long long)time, (long long)resolved.context);
@@ -153,6 +168,7 @@ int pg_activations_new(pg_context *ctx, const pg_model_config *config, int64_t b
   if (!a) goto memory;
   a->context = ctx;
   a->config = resolved;
+  a->compute = compute;
   a->capacity = capacity;
   a->max_time = time;
   a->training = training;
@@ -192,9 +208,10 @@ void pg_activations_size(const pg_activations *a, int64_t *positions, int64_t *t
   *time = a->max_time;
 }
 
-int64_t pg_activations_bytes(const pg_model_config *config, int64_t batch, int64_t time,
-                             bool training) {
-  pg_activations a = {.config = *config, .max_time = time, .training = training};
+int64_t pg_activations_bytes(const pg_model_config *config, pg_dtype compute, int64_t batch,
+                             int64_t time, bool training) {
+  pg_activations a = {
+      .config = *config, .compute = compute, .max_time = time, .training = training};
   if (config->vocab < 1 || config->width < 1 || config->heads < 1 || batch < 1 || time < 1)
     return INT64_MAX;
   if (__builtin_mul_overflow(batch, time, &a.capacity)) return INT64_MAX;
@@ -204,6 +221,9 @@ int64_t pg_activations_bytes(const pg_model_config *config, int64_t batch, int64
 }
 
 int pg__activations_check(const pg_model *model, const pg_activations *a) {
+  if (a->compute != model->compute)
+    return pg_fail(model->context, PG_EINVAL, "these activations are %s, the model computes in %s",
+                   pg_dtype_name(a->compute), pg_dtype_name(model->compute));
   if (pg__model_config_matches(&model->config, &a->config)) return 0;
   return pg_fail(model->context, PG_EINVAL,
                  "these activations were made for a model of other sizes");

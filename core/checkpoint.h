@@ -18,7 +18,8 @@ typedef struct pg_checkpoint_options {
   const char *host_state; /* a JSON value kept under "host" in state.json; NULL: null */
 } pg_checkpoint_options;
 /* Save the run as folder `path` (its parent exists). Free space is checked first. An existing
- * checkpoint of that name is replaced only after the new one is complete. */
+ * checkpoint of that name is replaced only after the new one is complete. All ranks call it with
+ * the same path; the first one writes, and what it writes does not depend on how many there are. */
 int pg_checkpoint_save(const pg_run *run, const char *path, const pg_checkpoint_options *options);
 
 /* 0 when the manifest and every file it names are intact (`hashes` false: names and sizes only);

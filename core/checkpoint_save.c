@@ -62,30 +62,64 @@ fail:
   return status;
 }
 
-/* Slots in the order of the parameters, as safetensors. */
+/* All of a slot whose parts are on several ranks. */
+typedef struct gathered {
+  const pg_run *run;
+  const pg_parameter *parameter;
+  size_t slot;
+} gathered;
+
+static int gather(const pg_named_tensor *item, pg_tensor **out) {
+  const gathered *g = item->self;
+  return pg__gather_slot(g->run, g->parameter, g->slot, out);
+}
+
+/* Slots in the order of the parameters, as safetensors. All ranks bring their parts; the first one
+ * writes, the others have no path. */
 static int write_slots(const pg_run *run, const char *path) {
   pg_context *ctx = run->context;
   size_t total = pg_model_count(run->model) * PG_MAX_SLOTS, used = 0;
   int status;
   pg_named_tensor *list = calloc(total + 1, sizeof *list);
-  if (!list) return pg_fail(ctx, PG_ENOMEM, "out of memory for %s", path);
+  gathered *parts = calloc(total + 1, sizeof *parts);
+  if (!list || !parts) {
+    status = pg_fail(ctx, PG_ENOMEM, "out of memory for a list of slots");
+    goto fail;
+  }
   for (size_t i = 0; i < pg_model_count(run->model); i++) {
     const pg_parameter *p = pg_model_parameter(run->model, i);
     const pg_optimizer *o = run->assigned[p->assignment]->public.optimizer;
     for (size_t s = 0; s < o->slot_count; s++) {
       char *name = pg__slot_name(p, &o->slots[s]);
       if (!name) {
-        status = pg_fail(ctx, PG_ENOMEM, "out of memory for %s", path);
+        status = pg_fail(ctx, PG_ENOMEM, "out of memory for the slots of %s", p->name);
         goto fail;
       }
-      list[used++] = (pg_named_tensor){.name = name, .tensor = p->slots[s]};
+      pg_named_tensor *item = &list[used];
+      item->name = name;
+      if (run->sharded) {
+        parts[used] = (gathered){run, p, s};
+        item->make = gather;
+        item->self = &parts[used];
+        item->dtype = o->slots[s].dtype;
+        item->ndim = pg_slot_dims(&o->slots[s], p->rows, p->columns, item->shape);
+      } else {
+        item->tensor = p->slots[s];
+      }
+      used++;
     }
   }
-  PG_TRY(pg_safetensors_write(ctx, path, list, used, NULL));
+  if (path) PG_TRY(pg_safetensors_write(ctx, path, list, used, NULL));
+  for (size_t i = 0; !path && run->sharded && i < used; i++) {
+    pg_tensor *t;
+    PG_TRY(gather(&list[i], &t));
+    pg_tensor_free(t);
+  }
   status = 0;
 fail:
-  for (size_t i = 0; i < used; i++) free((char *)list[i].name);
+  for (size_t i = 0; list && i < used; i++) free((char *)list[i].name);
   free(list);
+  free(parts);
   return status;
 }
 
@@ -205,8 +239,11 @@ static int64_t bytes_needed(const pg_run *run) {
     const pg_parameter *p = pg_model_parameter(run->model, i);
     const pg_optimizer *o = run->assigned[p->assignment]->public.optimizer;
     bytes += p->rows * p->columns * (int64_t)sizeof(float) * (p->increment ? 2 : 1);
-    for (size_t s = 0; s < o->slot_count; s++)
-      bytes += pg_tensor_elements(p->slots[s]) * (int64_t)pg_dtype_size(p->slots[s]->dtype);
+    for (size_t s = 0; s < o->slot_count; s++) {
+      int64_t shape[2];
+      pg_slot_dims(&o->slots[s], p->rows, p->columns, shape);
+      bytes += shape[0] * shape[1] * (int64_t)pg_dtype_size(o->slots[s].dtype);
+    }
   }
   return bytes;
 }
@@ -252,19 +289,13 @@ static int publish(pg_context *ctx, const char *temporary, const char *path) {
   return pg_file_sync(ctx, slash ? parent : ".");
 }
 
-int pg_checkpoint_save(const pg_run *run, const char *path, const pg_checkpoint_options *options) {
+static int save(const pg_run *run, const char *path, const pg_checkpoint_options *options) {
   pg_context *ctx = run->context;
   char temporary[PG__PATH_MAX], file[PG__PATH_MAX];
   const char *names[6] = {"config.json", "model.safetensors", "optimizer.safetensors",
                           "increment.safetensors", "state.json"};
   size_t count = 5;
   int status;
-  if (run->torn)
-    return pg_fail(ctx, PG_ESTATE,
-                   "update %lld failed halfway, so there is no state to save; go "
-                   "on from the last checkpoint",
-                   (long long)(run->updates + 1));
-  PG_TRY(pg_run_check((pg_run *)run));
   int n = snprintf(temporary, sizeof temporary, "%s.tmp-%ld", path, (long)getpid());
   if (n < 0 || n >= (int)sizeof temporary)
     return pg_fail(ctx, PG_EINVAL, "the path %.80s... is too long", path);
@@ -300,4 +331,24 @@ fail : {
   memcpy(ctx->message, message, sizeof message);
   return status;
 }
+}
+
+int pg_checkpoint_save(const pg_run *run, const char *path, const pg_checkpoint_options *options) {
+  pg_context *ctx = run->context;
+  int status;
+  if (run->torn)
+    return pg_fail(ctx, PG_ESTATE,
+                   "update %lld failed halfway, so there is no state to save; go "
+                   "on from the last checkpoint",
+                   (long long)(run->updates + 1));
+  PG_TRY(pg_run_check((pg_run *)run));
+  if (pg_comm_rank(run->comm) == 0)
+    PG_TRY(save(run, path, options));
+  else
+    PG_TRY(write_slots(run, NULL));
+  PG_TRY(pg_comm_barrier(run->comm, ctx)); /* it is there for all */
+  return 0;
+fail:
+  pg_comm_fail(run->comm, pg_context_message(ctx));
+  return status;
 }

@@ -1,29 +1,134 @@
-/* The communicator of a single process. */
-#include "comm.h"
+/* Communicators as the core sees them: that of a single process, the loading of the plugins, and
+ * the functions that turn a plugin's failure into an error of the context. */
+#include "comm_internal.h"
+#include "internal.h"
+#include "plugin.h"
 
-static int same_f32(pg_comm *comm, pg_context *ctx, float *data, int64_t count) {
-  (void)comm, (void)ctx, (void)data, (void)count;
-  return 0;
-}
-static int same_f64(pg_comm *comm, pg_context *ctx, double *data, int64_t count) {
-  (void)comm, (void)ctx, (void)data, (void)count;
-  return 0;
-}
-static int same_u64(pg_comm *comm, pg_context *ctx, uint64_t *data, int64_t count) {
-  (void)comm, (void)ctx, (void)data, (void)count;
-  return 0;
-}
-static void close_nothing(pg_comm *comm) {
-  (void)comm;
-}
+#include <stdlib.h>
+#include <string.h>
 
 pg_comm *pg_comm_self(void) {
-  static pg_comm self = {.rank = 0,
-                         .world = 1,
-                         .all_reduce_sum = same_f32,
-                         .all_reduce_sum_f64 = same_f64,
-                         .all_reduce_max_f64 = same_f64,
-                         .all_reduce_sum_u64 = same_u64,
-                         .close = close_nothing};
+  static pg_comm self = {.name = "self", .world = 1, .timeout = PG_COMM_TIMEOUT, .failed_rank = -1};
   return &self;
+}
+
+static int open_plugin(const char *file, const pg_comm_options *options, pg_comm *boot,
+                       pg_comm **out, char *message, size_t size) {
+  void *symbol = NULL;
+  char text[512];
+  if (pg__plugin_symbol(file, PG__COMM_PLUGIN_SYMBOL, &symbol, text, sizeof text) < 0) {
+    snprintf(message, size, "%d ranks on device \"%s\" need %s: %s", options->launch->world,
+             options->device, file, text);
+    return PG_EUNSUPPORTED;
+  }
+  pg__comm_open_fn *open = NULL;
+  memcpy(&open, &symbol, sizeof open); /* ISO C has no cast from an object to a function pointer */
+  return open(options, boot, out, message, size);
+}
+
+int pg_comm_open(const pg_comm_options *options, pg_comm **out, char *message, size_t size) {
+  const pg_launch *launch = options->launch;
+  const bool cuda = strcmp(options->device, "cuda") == 0;
+  const bool mpi = strcmp(launch->by, "mpirun") == 0 || (!cuda && strcmp(launch->by, "srun") == 0);
+  pg_comm *boot = NULL;
+  int status = 0;
+  pg_comm_options resolved = *options;
+  *out = pg_comm_self();
+  if (launch->world <= 1) return 0;
+  *out = NULL;
+  if (!(resolved.timeout > 0)) resolved.timeout = PG_COMM_TIMEOUT;
+  if (!mpi && !cuda) {
+    snprintf(message, size,
+             "WORLD_SIZE = %d on the cpu: ranks on CPUs are started by mpirun or srun; RANK and "
+             "WORLD_SIZE alone start ranks on GPUs",
+             launch->world);
+    return PG_EUNSUPPORTED;
+  }
+  if (mpi) {
+    status = open_plugin("perigee_mpi.so", &resolved, NULL, &boot, message, size);
+    if (status < 0) return status;
+  }
+  if (!cuda) {
+    *out = boot;
+    return 0;
+  }
+  status = open_plugin("perigee_nccl.so", &resolved, boot, out, message, size);
+  if (status < 0) pg_comm_close(boot);
+  return status;
+}
+
+void pg_comm_close(pg_comm *comm) {
+  if (comm && comm->ops) comm->ops->close(comm);
+}
+
+int pg_comm_rank(const pg_comm *comm) {
+  return comm->rank;
+}
+int pg_comm_world(const pg_comm *comm) {
+  return comm->world;
+}
+const char *pg_comm_name(const pg_comm *comm) {
+  return comm->name;
+}
+const char *pg_comm_failure(const pg_comm *comm, int *rank) {
+  if (rank) *rank = comm->failed_rank;
+  return comm->failed_rank < 0 ? "" : comm->failure;
+}
+
+static int ended(const pg_comm *comm, pg_context *ctx) {
+  return pg_fail(ctx, PG_EPEER, "%s", comm->failure);
+}
+
+static int reduce(pg_comm *comm, pg_context *ctx, pg_queue *queue, void *data, int64_t count,
+                  pg__comm_type type, pg__comm_op op) {
+  if (!comm->ops) return 0;
+  if (comm->failed_rank >= 0 || comm->ops->all_reduce(comm, queue, data, count, type, op) < 0)
+    return ended(comm, ctx);
+  return 0;
+}
+
+int pg_comm_sum(pg_comm *comm, pg_context *ctx, float *data, int64_t count) {
+  return reduce(comm, ctx, ctx->queue, data, count, PG__COMM_F32, PG__COMM_SUM);
+}
+int pg_comm_sum_f64(pg_comm *comm, pg_context *ctx, double *data, int64_t count) {
+  return reduce(comm, ctx, NULL, data, count, PG__COMM_F64, PG__COMM_SUM);
+}
+int pg_comm_max_f64(pg_comm *comm, pg_context *ctx, double *data, int64_t count) {
+  return reduce(comm, ctx, NULL, data, count, PG__COMM_F64, PG__COMM_MAX);
+}
+int pg_comm_sum_u64(pg_comm *comm, pg_context *ctx, uint64_t *data, int64_t count) {
+  return reduce(comm, ctx, NULL, data, count, PG__COMM_U64, PG__COMM_SUM);
+}
+int pg_comm_barrier(pg_comm *comm, pg_context *ctx) {
+  double nothing = 0;
+  return pg_comm_max_f64(comm, ctx, &nothing, 1);
+}
+
+static int broadcast(pg_comm *comm, pg_context *ctx, pg_queue *queue, void *data, int64_t bytes,
+                     int root) {
+  if (!comm->ops || bytes <= 0) return 0;
+  if (comm->failed_rank >= 0 || comm->ops->broadcast(comm, queue, data, bytes, root) < 0)
+    return ended(comm, ctx);
+  return 0;
+}
+
+int pg_comm_broadcast(pg_comm *comm, pg_context *ctx, void *data, int64_t bytes, int root) {
+  return broadcast(comm, ctx, ctx->queue, data, bytes, root);
+}
+int pg_comm_broadcast_host(pg_comm *comm, pg_context *ctx, void *data, int64_t bytes, int root) {
+  return broadcast(comm, ctx, NULL, data, bytes, root);
+}
+
+int pg_comm_finish(pg_comm *comm, pg_context *ctx) {
+  if (!comm->ops) return 0;
+  if (comm->failed_rank >= 0 || comm->ops->finish(comm, ctx->queue) < 0) return ended(comm, ctx);
+  return 0;
+}
+
+void pg_comm_fail(pg_comm *comm, const char *text) {
+  if (!comm->ops || comm->failed_rank >= 0) return;
+  char line[sizeof comm->failure];
+  snprintf(line, sizeof line, "rank %d failed: %s", comm->rank, text);
+  pg__comm_note(comm, comm->rank, line);
+  comm->ops->report(comm);
 }

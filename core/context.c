@@ -55,22 +55,45 @@ static int default_threads(void) {
   return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
 }
 
+/* Start a queue on one backend; PG_EDEVICE with a text otherwise. */
+static int start(pg_context *ctx, bool cuda, char *text, size_t size) {
+  const pg_queue_options options = {.threads = ctx->threads, .device = ctx->device_index};
+  char why[384] = "";
+  if (cuda) {
+    ctx->kernels = pg__cuda_kernels(why, sizeof why);
+  } else if (!(ctx->kernels = pg_cpu_kernels(NULL))) {
+    snprintf(why, sizeof why, "this build has no kernels for this CPU");
+  }
+  if (ctx->kernels && ctx->kernels->queue_new(&options, &ctx->queue, why, sizeof why) == 0 &&
+      ctx->queue)
+    return 0;
+  ctx->queue = NULL;
+  snprintf(text, size, "device \"%s\" is not available: %s", cuda ? "cuda" : "cpu",
+           why[0] ? why : "no reason given");
+  return PG_EDEVICE;
+}
+
 int pg_context_new(const pg_context_options *options, pg_context **out, char *message,
                    size_t size) {
   const char *device = options && options->device ? options->device : "auto";
   const int threads = options ? options->threads : 0;
+  const int index = options ? options->device_index : 0;
+  const bool any = strcmp(device, "auto") == 0, cuda = strcmp(device, "cuda") == 0;
   pg_context *ctx = NULL;
-  char text[256] = "";
+  char text[512] = "";
   int status;
 
   *out = NULL;
   if (message && size) message[0] = 0;
-  if (strcmp(device, "auto") != 0 && strcmp(device, "cpu") != 0) {
-    const bool cuda = strncmp(device, "cuda", 4) == 0;
+  if (!any && !cuda && strcmp(device, "cpu") != 0) {
     snprintf(text, sizeof text,
-             "device \"%.32s\" is not available: %sdevices are \"cpu\", \"auto\"", device,
-             cuda ? "this build has no CUDA; " : "");
+             "there is no device \"%.32s\"; devices are \"cpu\", \"cuda\", \"auto\"", device);
     status = PG_EDEVICE;
+    goto fail;
+  }
+  if (index < 0) {
+    snprintf(text, sizeof text, "device_index is %d; devices count from 0", index);
+    status = PG_EINVAL;
     goto fail;
   }
   if (threads < 0 || threads > MAX_THREADS) {
@@ -84,17 +107,10 @@ int pg_context_new(const pg_context_options *options, pg_context **out, char *me
     goto fail;
   }
   ctx->threads = threads ? threads : default_threads();
-  if (!(ctx->kernels = pg_cpu_kernels(NULL))) {
-    snprintf(text, sizeof text, "this build has no kernels for this CPU");
-    status = PG_EDEVICE;
-    goto fail;
-  }
-  if (ctx->kernels->queue_new(ctx->threads, &ctx->queue) < 0 || !ctx->queue) {
-    snprintf(text, sizeof text, "device \"%s\" could not start %d threads", ctx->kernels->name,
-             ctx->threads);
-    status = PG_EDEVICE;
-    goto fail;
-  }
+  ctx->device_index = index;
+  status = any || cuda ? start(ctx, true, text, sizeof text) : PG_EDEVICE;
+  if (status < 0 && !cuda) status = start(ctx, false, text, sizeof text);
+  if (status < 0) goto fail;
   *out = ctx;
   return 0;
 
@@ -117,6 +133,18 @@ const char *pg_context_message(const pg_context *ctx) {
 }
 const char *pg_context_device(const pg_context *ctx) {
   return ctx->kernels->name;
+}
+int pg_context_describe(pg_context *ctx, pg_device *out) {
+  pg_device_info info = {0};
+  int status;
+  PG_LAUNCH(ctx, device_info, &info);
+  *out = (pg_device){.index = ctx->device_index,
+                     .count = info.count,
+                     .memory_free = info.memory_free,
+                     .memory_total = info.memory_total};
+  memcpy(out->name, info.name, sizeof out->name);
+fail:
+  return status;
 }
 int pg_context_threads(const pg_context *ctx) {
   return ctx->threads;

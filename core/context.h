@@ -16,7 +16,8 @@ extern "C" {
 typedef struct pg_context pg_context;
 
 typedef struct pg_context_options {
-  const char *device; /* "cpu", "auto" or NULL; others are PG_EDEVICE, with those built */
+  const char *device; /* "cpu", "cuda"; "auto" or NULL: cuda where it works, else cpu */
+  int device_index;   /* which of the backend's devices, from 0 */
   int threads;        /* compute threads; 0: OMP_NUM_THREADS, else the CPUs this process may run on,
                          at most its control group's quota */
 } pg_context_options;
@@ -29,7 +30,14 @@ void pg_context_free(pg_context *ctx);
 
 /* Text of the last failure in this context ("" when none). Valid until the next failing call. */
 const char *pg_context_message(const pg_context *ctx);
-const char *pg_context_device(const pg_context *ctx);
+const char *pg_context_device(const pg_context *ctx); /* "cpu" or "cuda" */
+/* What the context runs on. Memory in bytes, 0 where the system alone knows. */
+typedef struct pg_device {
+  char name[128]; /* "NVIDIA H200, sm_90", "CPU, avx512" */
+  int index, count;
+  int64_t memory_free, memory_total;
+} pg_device;
+int pg_context_describe(pg_context *ctx, pg_device *out);
 int pg_context_threads(const pg_context *ctx);
 
 /* Device memory held by tensors and arenas now, and the largest it has been, in bytes. */

@@ -20,10 +20,11 @@
   X(PG_EDEVICE, -11, "EDEVICE", "the device failed or is missing")                                 \
   X(PG_EUNSUPPORTED, -12, "EUNSUPPORTED", "not supported here")                                    \
   X(PG_ESTATE, -13, "ESTATE", "the object is not in a state that allows this")                     \
-  X(PG_EHOST, -14, "EHOST", "a callback of the host program failed")
+  X(PG_EHOST, -14, "EHOST", "a callback of the host program failed")                               \
+  X(PG_EPEER, -15, "EPEER", "another rank of the run failed or did not come")
 
 #define PG_ERROR_ENUM(name, value, text, meaning) name = value,
-enum pg_error { PG_OK = 0, PG_ERRORS(PG_ERROR_ENUM) PG_ERROR_LAST_ = -15 };
+enum pg_error { PG_OK = 0, PG_ERRORS(PG_ERROR_ENUM) PG_ERROR_LAST_ = -16 };
 #undef PG_ERROR_ENUM
 
 #ifdef __cplusplus

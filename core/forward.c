@@ -2,12 +2,12 @@
 #include "model_internal.h"
 
 int pg_model_forward(const pg_model *model, pg_activations *a, const int32_t *tokens, int64_t batch,
-                     int64_t time, const float **hidden) {
+                     int64_t time, const void **hidden) {
   pg_context *ctx = model->context;
   const pg_model_config *c = &model->config;
   int64_t n;
   int status;
-  *hidden = NULL;
+  if (hidden) *hidden = NULL;
   a->model = NULL;
   a->stage = PG_STAGE_NONE;
   PG_TRY(pg__activations_check(model, a));
@@ -24,16 +24,16 @@ int pg_model_forward(const pg_model *model, pg_activations *a, const int32_t *to
   a->batch = batch;
   a->time = time;
   PG_LAUNCH(ctx, upload, a->tokens, tokens, (size_t)n * sizeof *tokens);
-  PG_LAUNCH(ctx, embedding_forward, a->tokens, n, pg_model_embedding(model)->value->data, c->width,
-            c->layers ? a->blocks[0].input : a->output);
+  PG_LAUNCH(ctx, embedding_forward, a->compute, a->tokens, n, pg__weight(pg_model_embedding(model)),
+            c->width, c->layers ? a->blocks[0].input : a->output);
   for (int64_t layer = 0; layer < c->layers; layer++)
     PG_TRY(pg__block_forward(model, a, layer,
                              layer + 1 < c->layers ? a->blocks[layer + 1].input : a->output));
-  PG_LAUNCH(ctx, rmsnorm_forward, a->output, n, c->width, (float)c->norm_eps, a->hidden,
+  PG_LAUNCH(ctx, rmsnorm_forward, a->compute, a->output, n, c->width, (float)c->norm_eps, a->hidden,
             a->output_rstd);
   a->model = model;
   a->stage = PG_STAGE_HIDDEN;
-  *hidden = a->hidden;
+  if (hidden) *hidden = a->hidden;
 fail:
   return status;
 }
@@ -46,7 +46,17 @@ static size_t first_trained(const pg_model *model) {
   return i;
 }
 
+static int nobody(void *self, size_t index) {
+  (void)self, (void)index;
+  return 0;
+}
+
 int pg_model_backward(const pg_model *model, pg_activations *a) {
+  return pg_model_backward_ready(model, a, nobody, NULL);
+}
+
+int pg_model_backward_ready(const pg_model *model, pg_activations *a, pg_ready_fn *ready,
+                            void *self) {
   pg_context *ctx = model->context;
   const pg_model_config *c = &model->config;
   int64_t n = a->batch * a->time;
@@ -59,16 +69,19 @@ int pg_model_backward(const pg_model *model, pg_activations *a) {
         "before it, once each, on the same model");
   /* The blocks' buffers are consumed, so a second backward pass needs a new forward pass. */
   a->stage = PG_STAGE_CONSUMED;
-  if (first + 1 >= model->count) return 0; /* nothing below the head is trained */
-  PG_LAUNCH(ctx, rmsnorm_backward, a->dnorm, a->output, a->output_rstd, n, c->width, false,
-            a->stream);
+  if (first + 1 >= model->count) return ready(self, 0); /* nothing below the head is trained */
+  PG_TRY(ready(self, model->count - 1));
+  PG_LAUNCH(ctx, rmsnorm_backward, a->compute, a->dnorm, a->output, a->output_rstd, n, c->width,
+            false, a->stream);
   for (int64_t layer = c->layers - 1; layer >= 0; layer--) {
-    if (first >= 1 + (size_t)(layer + 1) * PG_BLOCK_MATRICES) return 0;
+    if (first >= 1 + (size_t)(layer + 1) * PG_BLOCK_MATRICES) return ready(self, 0);
     PG_TRY(pg__block_backward(model, a, layer));
+    PG_TRY(ready(self, 1 + (size_t)layer * PG_BLOCK_MATRICES));
   }
   if (model->parameters[0].gradient)
-    PG_LAUNCH(ctx, embedding_backward, a->tokens, n, a->stream, c->width, c->vocab,
+    PG_LAUNCH(ctx, embedding_backward, a->compute, a->tokens, n, a->stream, c->width, c->vocab,
               model->parameters[0].gradient->data);
+  PG_TRY(ready(self, 0));
 fail:
   return status;
 }

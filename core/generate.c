@@ -42,7 +42,6 @@ int pg_generate_next(const pg_model *model, pg_activations *a, const int32_t *to
   pg_context *ctx = pg_model_context(model);
   const pg_model_config *c = pg_model_get_config(model);
   int64_t vocab = c->vocab, time = pg__min(count, c->context), kept = vocab;
-  const float *hidden;
   float *logits = NULL;
   choice *choices = NULL;
   int64_t best = 0;
@@ -60,7 +59,7 @@ int pg_generate_next(const pg_model *model, pg_activations *a, const int32_t *to
     status = pg_fail(ctx, PG_ENOMEM, "no memory for the logits of %lld tokens", (long long)vocab);
     goto fail;
   }
-  PG_TRY(pg_model_forward(model, a, tokens + count - time, 1, time, &hidden));
+  PG_TRY(pg_model_forward(model, a, tokens + count - time, 1, time, NULL));
   PG_TRY(pg_head_logits(model, a, time - 1, logits));
   for (int64_t i = 0; i < vocab; i++) {
     if (!isfinite(logits[i])) {

@@ -3,6 +3,7 @@
 #ifndef PG_GEOMETRY_H
 #define PG_GEOMETRY_H
 
+#include "comm.h"
 #include "data.h"
 #include "model.h"
 
@@ -44,11 +45,17 @@ const char *pg_panel_hash(const pg_panel *panel);
  * *rms = sqrt(mean delta^2), squares summed in fp64. `ranges` (host, [tokens], may be NULL). */
 int pg_hilbert(const pg_model *model, pg_activations *a, const pg_panel *panel,
                const pg_tensor *matrix, double *rms, float *ranges);
+/* The same, the panel's sequences shared out over the ranks of `comm`; equal results on all. */
+int pg_hilbert_shared(const pg_model *model, pg_activations *a, const pg_panel *panel,
+                      const pg_tensor *matrix, pg_comm *comm, double *rms, float *ranges);
 
 /* Mean over `batches` groups of the loader's micro-batch means (SPEC §2), from its start. The
  * loader is sequential with micro sequences per call; it is rewound first. Polls cancellation. */
 int pg_validate(const pg_model *model, pg_activations *a, pg_loader *loader, int64_t batches,
                 double *loss);
+/* The same over the ranks of `comm`, each with a loader of its rank: the mean over all of them. */
+int pg_validate_shared(const pg_model *model, pg_activations *a, pg_loader *loader, int64_t batches,
+                       pg_comm *comm, double *loss);
 
 #ifdef __cplusplus
 }

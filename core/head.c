@@ -2,9 +2,9 @@
  * Loss and gradient share one path; ranges and single rows serve diagnostics and generation. */
 #include "model_internal.h"
 
-/* Rows [first, first + rows) of the last forward: a->logits = alpha * h M^T, M [vocab, d]. */
-static int chunk_logits(pg_activations *a, const void *matrix, int64_t row_stride, int64_t first,
-                        int64_t rows, double alpha) {
+/* a->logits[rows, vocab] = alpha * h M^T in fp32, h [rows, d] and M [vocab, d] of one type. */
+static int chunk_logits(pg_activations *a, pg_dtype type, const void *hidden, const void *matrix,
+                        int64_t row_stride, int64_t rows, double alpha) {
   pg_context *ctx = a->context;
   int64_t d = a->config.width;
   int status;
@@ -13,39 +13,45 @@ static int chunk_logits(pg_activations *a, const void *matrix, int64_t row_strid
                .n = a->config.vocab,
                .k = d,
                .alpha = (float)alpha,
-               .a = a->hidden + first * d,
+               .a = hidden,
                .lda = d,
                .b = matrix,
                .ldb = row_stride,
                .c = a->logits,
                .ldc = a->logits_ld,
-               .type_a = PG_F32,
-               .type_b = PG_F32,
+               .type_a = type,
+               .type_b = type,
                .type_c = PG_F32};
   PG_LAUNCH(ctx, gemm, &g);
 fail:
   return status;
 }
 
-/* a->logits holds dlogits of the chunk: dh = dlogits U, dU += dlogits^T h. */
+/* Row `position` of the last forward's hidden states. */
+static const void *hidden_at(const pg_activations *a, int64_t position) {
+  return pg__element(a->compute, a->hidden, position * a->config.width);
+}
+
+/* a->logits holds dlogits of the chunk in the compute type: dh = dlogits U, dU += dlogits^T h. */
 static int chunk_backward(const pg_parameter *head, pg_activations *a, int64_t first,
                           int64_t rows) {
   pg_context *ctx = a->context;
-  int64_t d = head->columns;
+  pg_dtype type = a->compute;
+  int64_t d = head->columns, ld = type == PG_BF16 ? 2 * a->logits_ld : a->logits_ld;
   int status;
   pg_gemm hidden = {.m = rows,
                     .n = d,
                     .k = head->rows,
                     .alpha = 1,
                     .a = a->logits,
-                    .lda = a->logits_ld,
-                    .b = head->value->data,
+                    .lda = ld,
+                    .b = pg__weight(head),
                     .ldb = d,
-                    .c = a->dnorm + first * d,
+                    .c = pg__element(type, a->dnorm, first * d),
                     .ldc = d,
-                    .type_a = PG_F32,
-                    .type_b = PG_F32,
-                    .type_c = PG_F32};
+                    .type_a = type,
+                    .type_b = type,
+                    .type_c = type};
   PG_LAUNCH(ctx, gemm, &hidden);
   if (!head->gradient) return 0;
   pg_gemm weight = {.transpose_a = true,
@@ -55,13 +61,13 @@ static int chunk_backward(const pg_parameter *head, pg_activations *a, int64_t f
                     .alpha = 1,
                     .beta = 1,
                     .a = a->logits,
-                    .lda = a->logits_ld,
-                    .b = a->hidden + first * d,
+                    .lda = ld,
+                    .b = hidden_at(a, first),
                     .ldb = d,
                     .c = head->gradient->data,
                     .ldc = d,
-                    .type_a = PG_F32,
-                    .type_b = PG_F32,
+                    .type_a = type,
+                    .type_b = type,
                     .type_c = PG_F32};
   PG_LAUNCH(ctx, gemm, &weight);
 fail:
@@ -93,9 +99,11 @@ int pg_head_loss(const pg_model *model, pg_activations *a, const int32_t *target
   PG_LAUNCH(ctx, upload, a->targets, targets, (size_t)n * sizeof *targets);
   for (int64_t first = 0; first < n; first += a->chunk) {
     int64_t rows = pg__min(a->chunk, n - first);
-    PG_TRY(chunk_logits(a, head->value->data, head->columns, first, rows, 1));
-    PG_LAUNCH(ctx, cross_entropy, a->logits, rows, head->rows, a->logits_ld, a->targets + first,
-              (float)model->config.logit_scale, (float)gradient_scale, gradient, a->losses + first);
+    PG_TRY(
+        chunk_logits(a, a->compute, hidden_at(a, first), pg__weight(head), head->columns, rows, 1));
+    PG_LAUNCH(ctx, cross_entropy, a->compute, a->logits, rows, head->rows, a->logits_ld,
+              a->targets + first, (float)model->config.logit_scale, (float)gradient_scale, gradient,
+              a->losses + first);
     if (gradient) PG_TRY(chunk_backward(head, a, first, rows));
   }
   PG_LAUNCH(ctx, download, host, a->losses, (size_t)n * sizeof *host);
@@ -124,7 +132,12 @@ int pg_head_ranges(const pg_model *model, pg_activations *a, const pg_tensor *ma
                    (long long)first, (long long)(first + count - 1), (long long)n);
   for (int64_t done = 0; done < count; done += a->chunk) {
     int64_t rows = pg__min(a->chunk, count - done);
-    PG_TRY(chunk_logits(a, matrix->data, matrix->stride[0], first + done, rows, c->logit_scale));
+    const void *hidden = hidden_at(a, first + done);
+    if (a->compute != PG_F32) {
+      PG_LAUNCH(ctx, convert, a->compute, hidden, PG_F32, a->wide, rows * c->width);
+      hidden = a->wide;
+    }
+    PG_TRY(chunk_logits(a, PG_F32, hidden, matrix->data, matrix->stride[0], rows, c->logit_scale));
     PG_LAUNCH(ctx, row_range, a->logits, rows, c->vocab, a->logits_ld, a->losses + done);
   }
   PG_LAUNCH(ctx, download, range, a->losses, (size_t)count * sizeof *range);
@@ -141,7 +154,8 @@ int pg_head_logits(const pg_model *model, pg_activations *a, int64_t position, f
   if (position < 0 || position >= n)
     return pg_fail(ctx, PG_EINVAL, "position %lld; the last forward had %lld", (long long)position,
                    (long long)n);
-  PG_TRY(chunk_logits(a, head->value->data, head->columns, position, 1, model->config.logit_scale));
+  PG_TRY(chunk_logits(a, a->compute, hidden_at(a, position), pg__weight(head), head->columns, 1,
+                      model->config.logit_scale));
   PG_LAUNCH(ctx, download, logits, a->logits, (size_t)head->rows * sizeof *logits);
 fail:
   return status;

@@ -38,6 +38,28 @@ static int check(const pg_model *model, const pg_activations *a, const pg_panel 
 
 int pg_hilbert(const pg_model *model, pg_activations *a, const pg_panel *panel,
                const pg_tensor *matrix, double *rms, float *ranges) {
+  return pg_hilbert_shared(model, a, panel, matrix, pg_comm_self(), rms, ranges);
+}
+
+/* The range of a position comes from one rank, and 0 is added to it: the same bits as alone. */
+static int add_ranges(pg_comm *comm, pg_context *ctx, float *ranges, int64_t count) {
+  double *wide = NULL;
+  int status = 0;
+  if (pg_comm_world(comm) == 1) return 0;
+  if (!(wide = malloc((size_t)count * sizeof *wide))) {
+    status = pg_fail(ctx, PG_ENOMEM, "no memory for %lld Hilbert ranges", (long long)count);
+    goto fail;
+  }
+  for (int64_t i = 0; i < count; i++) wide[i] = ranges[i];
+  PG_TRY(pg_comm_sum_f64(comm, ctx, wide, count));
+  for (int64_t i = 0; i < count; i++) ranges[i] = (float)wide[i];
+fail:
+  free(wide);
+  return status;
+}
+
+int pg_hilbert_shared(const pg_model *model, pg_activations *a, const pg_panel *panel,
+                      const pg_tensor *matrix, pg_comm *comm, double *rms, float *ranges) {
   pg_context *ctx = pg_model_context(model);
   pg_panel_piece *pieces = NULL;
   int32_t *ids = NULL;
@@ -53,25 +75,29 @@ int pg_hilbert(const pg_model *model, pg_activations *a, const pg_panel *panel,
     status = pg_fail(ctx, PG_ENOMEM, "no memory for %lld Hilbert ranges", (long long)panel->tokens);
     goto fail;
   }
+  memset(all, 0, (size_t)panel->tokens * sizeof *all);
   memcpy(pieces, panel->pieces, panel->count * sizeof *pieces);
   qsort(pieces, panel->count, sizeof *pieces, by_length);
+  /* This rank takes every world-th piece. */
+  size_t count = 0, world = (size_t)pg_comm_world(comm);
+  for (size_t i = (size_t)pg_comm_rank(comm); i < panel->count; i += world)
+    pieces[count++] = pieces[i];
 
   float *chunk = all + panel->tokens;
-  for (size_t at = 0, next; at < panel->count; at = next) {
+  for (size_t at = 0, next; at < count; at = next) {
     int64_t length = pieces[at].length, n = 0;
-    const float *hidden;
     if (pg_context_cancelled(ctx))
       PG_TRY(pg_fail(ctx, PG_ECANCELED, "the Hilbert range was cancelled"));
-    for (next = at;
-         next < panel->count && pieces[next].length == length && (n + 1) * length <= positions;
+    for (next = at; next < count && pieces[next].length == length && (n + 1) * length <= positions;
          next++, n++)
       memcpy(ids + n * length, panel->ids + pieces[next].first, (size_t)length * sizeof *ids);
-    PG_TRY(pg_model_forward(model, a, ids, n, length, &hidden));
+    PG_TRY(pg_model_forward(model, a, ids, n, length, NULL));
     PG_TRY(pg_head_ranges(model, a, matrix, 0, n * length, chunk));
     for (int64_t k = 0; k < n; k++)
       memcpy(all + pieces[at + (size_t)k].first, chunk + k * length, (size_t)length * sizeof *all);
   }
 
+  PG_TRY(add_ranges(comm, ctx, all, panel->tokens));
   double sum = 0;
   for (int64_t i = 0; i < panel->tokens; i++) {
     if (!isfinite(all[i]))
@@ -84,6 +110,7 @@ int pg_hilbert(const pg_model *model, pg_activations *a, const pg_panel *panel,
   *rms = sqrt(sum / (double)panel->tokens);
   if (ranges) memcpy(ranges, all, (size_t)panel->tokens * sizeof *ranges);
 fail:
+  if (status < 0 && status != PG_ENONFINITE) pg_comm_fail(comm, pg_context_message(ctx));
   free(pieces);
   free(ids);
   free(all);

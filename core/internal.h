@@ -10,7 +10,7 @@
 struct pg_context {
   const pg_kernels *kernels; /* the backend's table */
   pg_queue *queue;           /* the one queue all work of this context goes through */
-  int threads;
+  int threads, device_index;
   int64_t bytes, peak_bytes, live_tensors;
   volatile int cancel; /* set asynchronously */
   char message[1024];
@@ -22,6 +22,12 @@ struct pg_storage {
   size_t bytes;
   int64_t references;
 };
+
+/* The kernel table of the CUDA plugin; NULL with a text in message[size] when there is none or it
+ * does not load. */
+const pg_kernels *pg__cuda_kernels(char *message, size_t size);
+/* Whether there is a plugin, and where. */
+bool pg__cuda_plugin(char *path, size_t size);
 
 /* Device memory with accounting; zero bytes give a valid pointer. PG_ENOMEM names `what`. */
 int pg__alloc(pg_context *ctx, size_t bytes, const char *what, void **out);

@@ -8,8 +8,8 @@
 /* The embedding's and the head's storage is a whole number of these rows, so that kernels may
  * work on aligned tiles of the vocabulary; only the vocabulary's own rows are ever viewed. */
 #define ROW_PADDING 64
-/* Every value starts on a cache line. */
-#define VALUE_FLOATS 16
+/* Every value starts on a cache line, and so does its bf16 copy. */
+#define VALUE_ELEMENTS 32
 
 static int64_t storage_rows(const pg_parameter *p) {
   return p->role == PG_BACKBONE ? p->rows : pg__round_up(p->rows, ROW_PADDING);
@@ -73,7 +73,7 @@ int pg_model_new(pg_context *ctx, const pg_model_config *config, pg_model **out)
   /* One allocation: what does not fit is refused before any of it is touched. */
   for (size_t i = 0; i < count; i++)
     floats += pg__round_up(storage_rows(&model->parameters[i]) * model->parameters[i].columns,
-                           VALUE_FLOATS);
+                           VALUE_ELEMENTS);
   status = pg_tensor_new(ctx, PG_F32, 1, &floats, &model->weights);
   if (status == PG_ENOMEM) goto memory;
   if (status < 0) goto fail;
@@ -81,7 +81,7 @@ int pg_model_new(pg_context *ctx, const pg_model_config *config, pg_model **out)
     pg_parameter *p = &model->parameters[i];
     int64_t shape[2] = {p->rows, p->columns}, stride[2] = {p->columns, 1};
     PG_TRY(pg_tensor_view(model->weights, offset, 2, shape, stride, &p->value));
-    offset += pg__round_up(storage_rows(p) * p->columns, VALUE_FLOATS);
+    offset += pg__round_up(storage_rows(p) * p->columns, VALUE_ELEMENTS);
   }
   *out = model;
   return 0;
@@ -101,9 +101,11 @@ void pg_model_free(pg_model *model) {
   if (!model) return;
   for (size_t i = 0; i < model->count; i++) {
     pg_tensor_free(model->parameters[i].value);
+    pg_tensor_free(model->parameters[i].copy);
     free((char *)model->parameters[i].name);
   }
   pg_tensor_free(model->weights);
+  pg_tensor_free(model->copies);
   free(model->parameters);
   free(model);
 }
@@ -136,6 +138,62 @@ pg_parameter *pg_model_embedding(const pg_model *model) {
 
 pg_parameter *pg_model_head(const pg_model *model) {
   return &model->parameters[model->count - 1];
+}
+
+/* ---- the compute type ------------------------------------------------------------------ */
+static void drop_copies(pg_model *model) {
+  for (size_t i = 0; i < model->count; i++) {
+    pg_tensor_free(model->parameters[i].copy);
+    model->parameters[i].copy = NULL;
+  }
+  pg_tensor_free(model->copies);
+  model->copies = NULL;
+  model->compute = PG_F32;
+}
+
+int pg_model_set_compute(pg_model *model, pg_dtype type) {
+  pg_context *ctx = model->context;
+  int64_t elements = pg_tensor_elements(model->weights), offset = 0;
+  int status;
+  if (type != PG_F32 && type != PG_BF16)
+    return pg_fail(ctx, PG_EINVAL, "a model cannot compute in %s; allowed: F32, BF16",
+                   pg_dtype_name(type));
+  if (type == model->compute) return pg_model_refresh(model, NULL);
+  drop_copies(model);
+  if (type == PG_F32) return 0;
+  status = pg_tensor_new(ctx, type, 1, &elements, &model->copies);
+  if (status == PG_ENOMEM)
+    status = pg_fail(ctx, PG_ENOMEM, "no memory for the bf16 copies of %lld weights (%.1f GB)",
+                     (long long)pg_model_config_weights(&model->config), 2e-9 * (double)elements);
+  PG_TRY(status);
+  for (size_t i = 0; i < model->count; i++) {
+    pg_parameter *p = &model->parameters[i];
+    int64_t shape[2] = {p->rows, p->columns}, stride[2] = {p->columns, 1};
+    PG_TRY(pg_tensor_view(model->copies, offset, 2, shape, stride, &p->copy));
+    offset += pg__round_up(storage_rows(p) * p->columns, VALUE_ELEMENTS);
+  }
+  model->compute = type;
+  PG_TRY(pg_model_refresh(model, NULL));
+  return 0;
+fail:
+  drop_copies(model);
+  return status;
+}
+
+pg_dtype pg_model_compute(const pg_model *model) {
+  return model->compute;
+}
+
+int pg_model_refresh(pg_model *model, const pg_parameter *parameter) {
+  pg_context *ctx = model->context;
+  int status = 0;
+  for (size_t i = 0; i < model->count; i++) {
+    const pg_parameter *p = &model->parameters[i];
+    if (p->copy && (!parameter || p == parameter))
+      PG_LAUNCH(ctx, convert, PG_F32, p->value->data, PG_BF16, p->copy->data, p->rows * p->columns);
+  }
+fail:
+  return status;
 }
 
 /* Normals are drawn on the host in slabs: a pure function of their index, so threads share a slab
@@ -171,6 +229,7 @@ int pg_model_init(pg_model *model, uint64_t seed) {
     pg_parameter *p = &model->parameters[i];
     PG_TRY(init_parameter(ctx, p, model->config.init_std[p->role], seed, slab));
   }
+  PG_TRY(pg_model_refresh(model, NULL));
 fail:
   free(slab);
   return status;
@@ -183,6 +242,7 @@ int pg_model_copy(pg_model *to, const pg_model *from) {
                    "weights can be copied between models of equal sizes in one context only");
   for (size_t i = 0; i < to->count; i++)
     PG_TRY(pg_tensor_copy(to->parameters[i].value, from->parameters[i].value));
+  PG_TRY(pg_model_refresh(to, NULL));
 fail:
   return status;
 }

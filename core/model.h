@@ -47,6 +47,7 @@ typedef struct pg_parameter {
   int64_t layer; /* block index from 0; -1 outside the blocks */
   int64_t rows, columns;
   pg_tensor *value;     /* fp32 [rows, columns] */
+  pg_tensor *copy;      /* value rounded to bf16, what products read; NULL in fp32 */
   pg_tensor *gradient;  /* NULL: not computed (frozen, or no run) */
   pg_tensor *increment; /* NULL: not kept. Scaled by the learning rate, weight decay excluded */
   pg_tensor **slots;    /* optimizer state, as the optimizer's slot list declares */
@@ -68,6 +69,13 @@ pg_parameter *pg_model_find(const pg_model *model, const char *name);
 pg_parameter *pg_model_embedding(const pg_model *model);
 pg_parameter *pg_model_head(const pg_model *model);
 
+/* What products of this model compute in: PG_F32 (at first) or PG_BF16, which keeps a rounded copy
+ * of every parameter. Everything here that changes weights refreshes the copies; who changes a
+ * value otherwise calls pg_model_refresh with the parameter, or NULL for all. No-op in fp32. */
+int pg_model_set_compute(pg_model *model, pg_dtype type);
+pg_dtype pg_model_compute(const pg_model *model);
+int pg_model_refresh(pg_model *model, const pg_parameter *parameter);
+
 /* Draw weights N(0, init_std[role]^2) from Philox: element i of a parameter is normal number i of
  * stream hash(name) under `seed` (random.h). */
 int pg_model_init(pg_model *model, uint64_t seed);
@@ -82,19 +90,22 @@ int pg_model_copy(pg_model *to, const pg_model *from);
 
 /* ---- forward and backward -------------------------------------------------------------- */
 /* Buffers of a forward pass for up to batch * time positions, and, with `training`, of the
- * backward pass. Independent of the weights: any model of this config may use it. */
+ * backward pass. Independent of the weights: any model of this config and compute type may use it.
+ * In bf16 the residual stream, its gradient and the operands of products are bf16; logits and
+ * statistics are fp32, and gradients of weights accumulate in fp32. */
 typedef struct pg_activations pg_activations;
-int pg_activations_new(pg_context *ctx, const pg_model_config *config, int64_t batch, int64_t time,
-                       bool training, pg_activations **out);
+int pg_activations_new(pg_context *ctx, const pg_model_config *config, pg_dtype compute,
+                       int64_t batch, int64_t time, bool training, pg_activations **out);
 void pg_activations_free(pg_activations *a);
 /* How many positions it holds, batch * time at most, and the longest time. */
 void pg_activations_size(const pg_activations *a, int64_t *positions, int64_t *time);
 
 /* Run the blocks and the final norm on tokens[batch*time] (host memory, checked against the
  * vocabulary: PG_EDATA names the position and the value). batch and time may be smaller than the
- * arena's. Afterwards *hidden (device, [batch*time, width]) is valid until the next forward. */
+ * arena's. Afterwards *hidden (device, [batch*time, width] in the compute type; NULL: not wanted)
+ * is valid until the next forward. */
 int pg_model_forward(const pg_model *model, pg_activations *a, const int32_t *tokens, int64_t batch,
-                     int64_t time, const float **hidden);
+                     int64_t time, const void **hidden);
 
 /* The head on the hidden states of the last forward, in row chunks: never all logits at once.
  * targets[batch*time] in host memory, checked like tokens. *loss_sum: sum of the tokens' cross
@@ -105,10 +116,16 @@ int pg_head_loss(const pg_model *model, pg_activations *a, const int32_t *target
                  double gradient_scale, double *loss_sum, float *losses);
 /* Add the gradients of the last pg_head_loss to every parameter that has one. */
 int pg_model_backward(const pg_model *model, pg_activations *a);
+/* The same; `ready(self, index)` tells that the gradients of the parameters from `index` to the
+ * last are complete. It is called with falling indices, the last time with 0; a negative result
+ * ends the pass. */
+typedef int pg_ready_fn(void *self, size_t index);
+int pg_model_backward_ready(const pg_model *model, pg_activations *a, pg_ready_fn *ready,
+                            void *self);
 
 /* range[i] = max_v z_v - min_v z_v with z = logit_scale * M h_i for each of the last forward's
  * positions, `matrix` [V, width] (an increment, say): host memory, `count` positions from `first`.
- */
+ * The product is fp32 whatever the compute type: an increment is small against the weights. */
 int pg_head_ranges(const pg_model *model, pg_activations *a, const pg_tensor *matrix, int64_t first,
                    int64_t count, float *range);
 /* Logits [V] (fp32, host) of position `position` of the last forward. */
@@ -116,8 +133,8 @@ int pg_head_logits(const pg_model *model, pg_activations *a, int64_t position, f
 
 /* Bytes of device memory that such activations need, for estimates; INT64_MAX when too many to
  * count. */
-int64_t pg_activations_bytes(const pg_model_config *config, int64_t batch, int64_t time,
-                             bool training);
+int64_t pg_activations_bytes(const pg_model_config *config, pg_dtype compute, int64_t batch,
+                             int64_t time, bool training);
 
 #ifdef __cplusplus
 }

@@ -135,6 +135,7 @@ int pg_model_load(pg_model *model, const char *path) {
   PG_TRY(check_file(model, path, file));
   for (size_t i = 0; i < model->count; i++)
     PG_TRY(pg_safetensors_read_tensor(file, model->parameters[i].name, model->parameters[i].value));
+  PG_TRY(pg_model_refresh(model, NULL));
 fail:
   pg_safetensors_close(file);
   free(inside);

@@ -22,21 +22,23 @@ struct pg_model {
   pg_context *context;
   pg_model_config config;
   pg_tensor *weights; /* one allocation; every value is a view of it */
+  pg_tensor *copies;  /* the same in bf16; NULL in fp32 */
+  pg_dtype compute;
   size_t count;
   pg_parameter *parameters; /* embedding, blocks, head */
 };
 
 /* What a block's backward pass reads, N = batch * time positions, d = width, D = heads * head_dim,
- * F = mlp. Without training all blocks share one set, with input == middle: the residual stream is
- * then updated in place. */
+ * F = mlp. Tensors are in the compute type, statistics are fp32. Without training all blocks share
+ * one set, with input == middle: the residual stream is then updated in place. */
 typedef struct pg_block_buffers {
-  float *input;         /* [N, d] residual stream before the block; output: the next one's input */
-  float *middle;        /* [N, d] after attention */
-  float *q_raw, *k_raw; /* [N, D] before norm and rotation */
-  float *q, *k, *v;     /* [N, D] as attention reads them */
-  float *attended;      /* [N, D] */
-  float *gate, *up;     /* [N, F]; the backward pass replaces them by their gradients */
-  float *product;       /* [N, F] silu(gate) up */
+  void *input;         /* [N, d] residual stream before the block; output: the next one's input */
+  void *middle;        /* [N, d] after attention */
+  void *q_raw, *k_raw; /* [N, D] before norm and rotation */
+  void *q, *k, *v;     /* [N, D] as attention reads them */
+  void *attended;      /* [N, D] */
+  void *gate, *up;     /* [N, F]; the backward pass replaces them by their gradients */
+  void *product;       /* [N, F] silu(gate) up */
   float *input_rstd, *middle_rstd; /* [N] */
   float *q_rstd, *k_rstd;          /* [N, heads] */
   float *lse;                      /* [batch, heads, time] */
@@ -54,22 +56,25 @@ typedef enum pg_stage {
 struct pg_activations {
   pg_context *context;
   pg_model_config config;
+  pg_dtype compute;
   int64_t capacity, max_time; /* positions; longest sequence (rows of the rotation tables) */
   bool training;
   pg_arena arena;
 
-  pg_block_buffers *blocks;        /* [layers], host memory */
-  float *output, *output_rstd;     /* [N, d] after the last block, [N] */
-  float *hidden;                   /* [N, d] after the final norm: what the head reads */
-  float *stream;                   /* [N, d] gradient of the residual stream */
-  float *norm;                     /* [N, d] a norm's output, in both passes */
-  float *dnorm;                    /* [N, d] its gradient; that of `hidden` at first */
-  float *dproduct;                 /* [N, F]; shares memory with the next four */
-  float *dattended, *dq, *dk, *dv; /* [N, D] */
-  float *cosine, *sine;            /* [max_time, head_dim / 2] */
-  int32_t *tokens, *targets;       /* [N] */
-  float *losses;                   /* [N] */
-  float *logits;                   /* [chunk, logits_ld]; shares memory with the blocks' scratch */
+  pg_block_buffers *blocks;       /* [layers], host memory */
+  void *output;                   /* [N, d] after the last block */
+  float *output_rstd;             /* [N] */
+  void *hidden;                   /* [N, d] after the final norm: what the head reads */
+  void *stream;                   /* [N, d] gradient of the residual stream */
+  void *norm;                     /* [N, d] a norm's output, in both passes */
+  void *dnorm;                    /* [N, d] its gradient; that of `hidden` at first */
+  void *dproduct;                 /* [N, F]; shares memory with the next four */
+  void *dattended, *dq, *dk, *dv; /* [N, D] */
+  float *cosine, *sine;           /* [max_time, head_dim / 2] */
+  int32_t *tokens, *targets;      /* [N] */
+  float *losses;                  /* [N] */
+  float *logits;                  /* [chunk, logits_ld]; shares memory with the blocks' scratch */
+  float *wide;                    /* [chunk, d] hidden states of a chunk in fp32; NULL in fp32 */
   int64_t chunk, logits_ld;
   float *host; /* [N] host memory: losses or ranges on their way out */
 
@@ -82,7 +87,7 @@ struct pg_activations {
 /* True when activations planned for one fit the other: everything but initial weights and the
  * scale of the logits. */
 bool pg__model_config_matches(const pg_model_config *a, const pg_model_config *b);
-/* PG_EINVAL unless a was made for the model's config. */
+/* PG_EINVAL unless a was made for the model's config and compute type. */
 int pg__activations_check(const pg_model *model, const pg_activations *a);
 /* PG_EDATA unless all of ids[n] are in [0, vocab); `what` is "token" or "target". */
 int pg__check_ids(pg_context *ctx, const int32_t *ids, int64_t n, int64_t vocab, const char *what);
@@ -91,15 +96,24 @@ int pg__check_ids(pg_context *ctx, const int32_t *ids, int64_t n, int64_t vocab,
 static inline pg_parameter *pg__block_parameter(const pg_model *model, int64_t layer, int which) {
   return &model->parameters[1 + layer * PG_BLOCK_MATRICES + which];
 }
-/* out[n, rows] = beta out + x[n, columns] W^T, the forward of a linear map. */
-int pg__linear(pg_context *ctx, const pg_parameter *w, const float *x, int64_t n, float beta,
-               float *out);
+/* What products read of a parameter, in the model's compute type. */
+static inline const void *pg__weight(const pg_parameter *w) {
+  return w->copy ? w->copy->data : w->value->data;
+}
+/* Element `offset` of an activation of this type. */
+static inline void *pg__element(pg_dtype type, const void *x, int64_t offset) {
+  return (char *)x + offset * (type == PG_BF16 ? 2 : 4);
+}
+/* x and dy are activations. out[n, rows] = beta out + x[n, columns] W^T, the forward of a linear
+ * map. */
+int pg__linear(const pg_activations *a, const pg_parameter *w, const void *x, int64_t n, float beta,
+               void *out);
 /* dx[n, columns] = beta dx + dy[n, rows] W, and W's gradient += dy^T x when it has one. */
-int pg__linear_backward(pg_context *ctx, const pg_parameter *w, const float *dy, const float *x,
-                        int64_t n, float beta, float *dx);
+int pg__linear_backward(const pg_activations *a, const pg_parameter *w, const void *dy,
+                        const void *x, int64_t n, float beta, void *dx);
 /* Block `layer` from b->input to `output` [N, d] (may be b->middle), and back: a->stream holds the
  * gradient of the output, then that of the input. */
-int pg__block_forward(const pg_model *model, pg_activations *a, int64_t layer, float *output);
+int pg__block_forward(const pg_model *model, pg_activations *a, int64_t layer, void *output);
 int pg__block_backward(const pg_model *model, pg_activations *a, int64_t layer);
 
 #endif

@@ -1,4 +1,5 @@
 /* Descriptors: lookup, defaults, range checks, slot shapes. Knows no optimizer by name. */
+#include "comm.h"
 #include "optimizers/compose.h"
 
 #include <math.h>
@@ -113,4 +114,27 @@ int pg_slot_dims(const pg_slot *slot, int64_t rows, int64_t columns, int64_t sha
 
 double pg__bias_correction(double beta, int64_t n) {
   return -expm1((double)n * log(beta));
+}
+
+int pg__center_rows(const pg_increment_group *group, const float *x, float *y) {
+  pg_context *ctx = group->context;
+  const int64_t rows = group->rows, columns = group->columns;
+  const size_t bytes = (size_t)columns * sizeof(float);
+  void *mean = NULL;
+  int status;
+  if (group->rows == group->all_rows) {
+    PG_LAUNCH(ctx, center_rows, x, rows, columns, y);
+    return 0;
+  }
+  PG_TRY(pg__alloc(ctx, bytes, "a mean row", &mean));
+  const pg_view sum = {mean, columns, 1}, row = {mean, 0, 1};
+  PG_LAUNCH(ctx, reduce, PG_SUM, pg__input_view(x, columns), rows, columns, 0, mean);
+  PG_TRY(pg_comm_sum(group->comm, ctx, mean, columns));
+  PG_TRY(pg_comm_finish(group->comm, ctx));
+  PG_LAUNCH(ctx, scalar, PG_DIV, sum, (double)group->all_rows, false, 1, columns, sum);
+  PG_LAUNCH(ctx, binary, PG_SUB, pg__input_view(x, columns), row, rows, columns,
+            pg__matrix_view(y, columns));
+fail:
+  if (mean) pg__release(ctx, mean, bytes);
+  return status;
 }

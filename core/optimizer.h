@@ -63,13 +63,15 @@ typedef enum pg_sharding {
 typedef struct pg_increment_group {
   pg_context *context;
   size_t count;
-  int64_t rows, columns;
-  const float *const *gradients;          /* [count], clipped */
-  void *const *const *slots;              /* [count][slot] device memory */
-  float *const *increments;               /* [count], to be written completely */
-  const int64_t *updates;                 /* [count], n: 1 at the first update */
-  const double *hypers;                   /* values in the order of the descriptor's list */
-  double lr;                              /* peak lr x schedule scale, of this update */
+  int64_t rows, columns;         /* of this rank's part, when ranks share the work */
+  int64_t all_rows;              /* of the whole parameters */
+  struct pg_comm *comm;          /* the ranks that share it; for PG_SHARD_ROWS_COLUMN_SUM */
+  const float *const *gradients; /* [count], clipped */
+  void *const *const *slots;     /* [count][slot] device memory */
+  float *const *increments;      /* [count], to be written completely */
+  const int64_t *updates;        /* [count], n: 1 at the first update */
+  const double *hypers;          /* values in the order of the descriptor's list */
+  double lr;                     /* peak lr x schedule scale, of this update */
   struct pg_parameter *const *parameters; /* [count], for optimizers defined by the host */
 } pg_increment_group;
 

@@ -26,10 +26,12 @@ int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out) {
   *out = NULL;
   pg_comm *comm = options->comm ? options->comm : pg_comm_self();
   int64_t micro = options->micro ? options->micro : options->sequences;
-  if (options->sequences < 1 || micro < 1 || options->sequences % (micro * comm->world) != 0)
+  int world = pg_comm_world(comm);
+  if (options->sequences < 1 || micro < 1 || options->sequences / world < micro ||
+      options->sequences % (micro * world) != 0)
     return pg_fail(ctx, PG_EINVAL,
                    "batch.sequences = %lld must be a multiple of micro x ranks = %lld x %d",
-                   (long long)options->sequences, (long long)micro, comm->world);
+                   (long long)options->sequences, (long long)micro, world);
   if (!(options->max_norm > 0))
     return pg_fail(ctx, PG_EINVAL, "clip = %g must be positive (infinity only measures the norm)",
                    options->max_norm);
@@ -43,6 +45,10 @@ int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out) {
   run->time = config->context;
   run->max_norm = options->max_norm;
   run->keep_all_increments = options->keep_all_increments;
+  run->sharded = options->shard_optimizer && pg_comm_world(comm) > 1;
+  run->owners = calloc(pg_model_count(model), sizeof *run->owners);
+  run->loads = calloc((size_t)pg_comm_world(comm), sizeof *run->loads);
+  if (!run->owners || !run->loads) goto oom;
   for (size_t i = 0; i < pg_model_count(model); i++) pg_model_parameter(model, i)->assignment = -1;
 
   pg_loader_options data = {.folder = options->data,
@@ -50,14 +56,15 @@ int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out) {
                             .time = run->time,
                             .batch = run->sequences,
                             .micro = micro,
-                            .rank = comm->rank,
-                            .world = comm->world,
+                            .rank = pg_comm_rank(comm),
+                            .world = world,
                             .vocab = config->vocab,
                             .seed = options->data_seed,
                             .shuffle = true,
                             .depth = options->read_ahead};
   PG_TRY(pg_loader_open(ctx, &data, &run->loader));
-  PG_TRY(pg_activations_new(ctx, config, micro, run->time, true, &run->activations));
+  PG_TRY(pg_activations_new(ctx, config, pg_model_compute(model), micro, run->time, true,
+                            &run->activations));
   PG_TRY(pg__alloc(ctx, sizeof(pg_clip), "clip factor", (void **)&run->clip));
   size_t bytes = (size_t)(micro * run->time) * sizeof(int32_t);
   run->inputs = malloc(bytes);
@@ -82,7 +89,8 @@ static void drop_gradients(pg_run *run) {
   pg_tensor_free(run->scratch);
   run->gradients = run->scratch = NULL;
   pg__release(run->context, run->sums, run->sums_bytes);
-  run->sums = NULL;
+  pg__release(run->context, run->local_sums, run->sums_bytes);
+  run->sums = run->local_sums = NULL;
   run->sums_bytes = 0;
   run->prepared = false;
   run->have_gradients = false;
@@ -105,6 +113,8 @@ void pg_run_free(pg_run *run) {
     free(run->assigned[a]);
   }
   free(run->assigned);
+  free(run->owners);
+  free(run->loads);
   pg_loader_close(run->loader);
   pg_activations_free(run->activations);
   pg__release(run->context, run->clip, sizeof(pg_clip));
@@ -115,6 +125,12 @@ void pg_run_free(pg_run *run) {
 
 pg_model *pg_run_model(const pg_run *run) {
   return run->model;
+}
+pg_comm *pg_run_comm(const pg_run *run) {
+  return run->comm;
+}
+bool pg_run_sharded(const pg_run *run) {
+  return run->sharded;
 }
 pg_loader *pg_run_loader(const pg_run *run) {
   return run->loader;
@@ -139,9 +155,10 @@ pg_assignment *pg_run_assignment(pg_run *run, int index) {
   return &run->assigned[index]->public;
 }
 
-/* Slots of zeros for one parameter. */
-static int new_slots(pg_context *ctx, const pg_optimizer *o, const pg_parameter *p,
+/* Slots of zeros for this rank's part of one parameter. */
+static int new_slots(const pg_run *run, const pg_optimizer *o, const pg_parameter *p,
                      pg_tensor ***out) {
+  pg_context *ctx = run->context;
   int status;
   *out = NULL;
   if (!o->slot_count) return 0;
@@ -149,7 +166,7 @@ static int new_slots(pg_context *ctx, const pg_optimizer *o, const pg_parameter 
   if (!slots) return pg_fail(ctx, PG_ENOMEM, "out of memory for the slots of %s", p->name);
   for (size_t s = 0; s < o->slot_count; s++) {
     int64_t shape[2];
-    int ndim = pg_slot_dims(&o->slots[s], p->rows, p->columns, shape);
+    int ndim = pg__slot_part(run, p, &o->slots[s], shape);
     PG_TRY(pg_tensor_new(ctx, o->slots[s].dtype, ndim, shape, &slots[s]));
   }
   *out = slots;
@@ -177,6 +194,9 @@ int pg_run_assign(pg_run *run, const pg_optimizer *optimizer, const double hyper
   pg_context *ctx = run->context;
   pg__assigned *a = NULL;
   pg_tensor ***slots = NULL;
+  char *owners = NULL; /* owners and loads as they were */
+  const size_t owners_bytes = pg_model_count(run->model) * sizeof *run->owners;
+  const size_t loads_bytes = (size_t)pg_comm_world(run->comm) * sizeof *run->loads;
   int status;
   PG_TRY(pg_optimizer_check(ctx, optimizer, hypers));
 
@@ -191,9 +211,17 @@ int pg_run_assign(pg_run *run, const pg_optimizer *optimizer, const double hyper
     goto fail;
   }
   /* Everything that can fail comes before anything changes hands. */
+  owners = malloc(owners_bytes + loads_bytes);
+  if (!owners) {
+    status = pg_fail(ctx, PG_ENOMEM, "out of memory for an assignment");
+    goto fail;
+  }
+  memcpy(owners, run->owners, owners_bytes);
+  memcpy(owners + owners_bytes, run->loads, loads_bytes);
+  PG_TRY(pg__share_out(run, optimizer, parameters, count));
   for (size_t i = 0; i < count; i++)
     if (optimizer_of(run, parameters[i]) != optimizer)
-      PG_TRY(new_slots(ctx, optimizer, parameters[i], &slots[i]));
+      PG_TRY(new_slots(run, optimizer, parameters[i], &slots[i]));
 
   a->public.optimizer = optimizer;
   memcpy(a->public.hypers, hypers, sizeof a->public.hypers);
@@ -215,6 +243,7 @@ int pg_run_assign(pg_run *run, const pg_optimizer *optimizer, const double hyper
   if (assignment) *assignment = run->assigned_count;
   run->assigned_count++;
   free(slots);
+  free(owners);
   /* A parameter may have become frozen, or stopped being so. */
   run->prepared = false;
   run->have_gradients = false;
@@ -225,6 +254,11 @@ fail:
       for (size_t s = 0; s < optimizer->slot_count; s++) pg_tensor_free(slots[i][s]);
       free(slots[i]);
     }
+  if (owners) {
+    memcpy(run->owners, owners, owners_bytes);
+    memcpy(run->loads, owners + owners_bytes, loads_bytes);
+  }
+  free(owners);
   free(slots);
   if (a) free(a->parameters);
   free(a);
@@ -280,7 +314,8 @@ int pg__run_prepare(pg_run *run) {
     if (!keep) {
       pg_tensor_free(p->increment);
       p->increment = NULL;
-      if (!frozen) scratch = pg__max(scratch, pg__round_up(p->rows * p->columns, 64));
+      int64_t first, part = pg__part(run, p, pg_comm_rank(run->comm), &first);
+      if (!frozen) scratch = pg__max(scratch, pg__round_up(part * p->columns, 64));
     }
   }
   if (scratch) { /* room for one chunk of a group: see update.c */
@@ -290,6 +325,8 @@ int pg__run_prepare(pg_run *run) {
   }
   run->sums_bytes = (count ? count : 1) * sizeof(double);
   PG_TRY(pg__alloc(ctx, run->sums_bytes, "gradient norms", (void **)&run->sums));
+  if (pg_comm_world(run->comm) > 1)
+    PG_TRY(pg__alloc(ctx, run->sums_bytes, "gradient norms", (void **)&run->local_sums));
   run->prepared = true;
   return 0;
 fail:

@@ -28,6 +28,9 @@ typedef struct pg_run_options {
   int read_ahead;           /* micro-batches, 0: default */
   bool keep_all_increments; /* false: only the head's */
   pg_comm *comm;            /* NULL: pg_comm_self(). Not owned */
+  /* Split the optimizers' work and slots over the ranks, as each descriptor declares. Slots then
+   * hold this rank's part: its rows, nothing, or everything. */
+  bool shard_optimizer;
 } pg_run_options;
 
 /* An assignment: an optimizer with its hyperparameters and the parameters it updates. */
@@ -42,6 +45,11 @@ typedef struct pg_assignment {
 int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out);
 void pg_run_free(pg_run *run);
 pg_model *pg_run_model(const pg_run *run);
+pg_comm *pg_run_comm(const pg_run *run);
+/* Whether slots are split over several ranks. */
+bool pg_run_sharded(const pg_run *run);
+/* Bytes of slots that this rank holds, and that all ranks together hold. */
+void pg_run_slot_bytes(const pg_run *run, int64_t *here, int64_t *everywhere);
 pg_loader *pg_run_loader(const pg_run *run);
 pg_activations *pg_run_activations(const pg_run *run); /* of micro sequences; also for evaluation */
 
@@ -64,8 +72,9 @@ typedef struct pg_step {
   uint64_t batch_hash;          /* identity of the tokens of this update */
   double seconds, wait_seconds; /* of this step; waiting for data within it */
 } pg_step;
-/* One update. PG_ENONFINITE (loss or norm; names the first bad parameter) and errors before the
- * increments leave weights, slots and counts untouched. */
+/* One update, together on all ranks. PG_ENONFINITE (loss or norm; names the first bad parameter,
+ * and the rank, alike on all ranks) and errors before the increments leave weights, slots and
+ * counts untouched. Any other error ends the communicator: the other ranks fail with its text. */
 int pg_run_step(pg_run *run, pg_step *out);
 /* The gradients of the next optimizer batch and their clipping, nothing applied; the data position
  * advances. pg_run_step is this plus pg_run_apply. */

@@ -21,6 +21,9 @@ struct pg_run {
   int64_t sequences, micro, time;
   double max_norm;
   bool keep_all_increments;
+  bool sharded;  /* shard_optimizer with several ranks */
+  int *owners;   /* [parameters]: who updates it, a rank or PG__SPLIT */
+  double *loads; /* [world]: cost of the whole matrices that a rank updates */
 
   pg__assigned **assigned; /* pointers stay valid for pg_run_assignment */
   int assigned_count;
@@ -30,6 +33,9 @@ struct pg_run {
   pg_tensor *scratch;   /* increments that are not kept, one chunk of a group at a time */
   double *sums;         /* device: one sum of squares per parameter with a gradient */
   size_t sums_bytes;
+  double *local_sums;        /* device, [parameters]: the same of this rank alone; several ranks */
+  size_t next_ready;         /* gradients of this and later parameters are being reduced */
+  int64_t reduced, filled;   /* elements of `gradients` reduced, and complete on this rank */
   pg_clip *clip;             /* device */
   int32_t *inputs, *targets; /* host, [micro * time] */
 
@@ -38,6 +44,20 @@ struct pg_run {
   bool torn;              /* an update failed halfway: weights and slots are not one state */
   pg_loader_state before; /* data position before the gradients now held */
 };
+
+/* ---- optimizer work shared by the ranks: shard.c ---- */
+#define PG__SPLIT (-1) /* every rank updates its rows */
+/* The rows [*first, *first + result) of p that `rank` updates: all of them unless sharded. */
+int64_t pg__part(const pg_run *run, const pg_parameter *p, int rank, int64_t *first);
+/* Decide who updates these parameters under `o`; those whose optimizer is `o` already stay. */
+int pg__share_out(pg_run *run, const pg_optimizer *o, pg_parameter *const *parameters,
+                  size_t count);
+/* Shape of this rank's part of a slot; returns ndim. */
+int pg__slot_part(const pg_run *run, const pg_parameter *p, const pg_slot *slot, int64_t shape[2]);
+/* Give all ranks the weights and kept increments that each has made. */
+int pg__exchange(pg_run *run);
+/* A new tensor with all of slot s, on every rank. */
+int pg__gather_slot(const pg_run *run, const pg_parameter *p, size_t s, pg_tensor **out);
 
 /* Allocate gradients, increments and scratch for the present assignments. */
 int pg__run_prepare(pg_run *run);

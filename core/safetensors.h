@@ -45,8 +45,16 @@ int pg_safetensors_read_tensor(pg_safetensors *file, const char *name, pg_tensor
  * through a bounded buffer. An existing file is replaced, so callers write to temporary names. */
 typedef struct pg_named_tensor {
   const char *name;
-  const pg_tensor *tensor; /* NULL: a vector of `ones` ones in F32 (the unit norm gains) */
+  const pg_tensor
+      *tensor; /* NULL without `make`: a vector of `ones` ones in F32 (the unit norm gains) */
   int64_t ones;
+  /* Or, with tensor NULL: makes the tensor when its turn comes, freed when it is written. Its type
+   * and shape are needed before. */
+  int (*make)(const struct pg_named_tensor *item, pg_tensor **out);
+  const void *self;
+  pg_dtype dtype;
+  int ndim;
+  int64_t shape[2];
 } pg_named_tensor;
 int pg_safetensors_write(pg_context *ctx, const char *path, const pg_named_tensor *tensors,
                          size_t count, const char *const *metadata);

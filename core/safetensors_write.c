@@ -14,6 +14,11 @@
 #define BUFFER ((int64_t)1 << 20)
 
 static int64_t item_bytes(const pg_named_tensor *item) {
+  if (item->make) {
+    int64_t elements = 1;
+    for (int i = 0; i < item->ndim; i++) elements *= item->shape[i];
+    return elements * (int64_t)pg_dtype_size(item->dtype);
+  }
   if (!item->tensor) return item->ones * 4;
   return pg_tensor_elements(item->tensor) * (int64_t)pg_dtype_size(item->tensor->dtype);
 }
@@ -21,12 +26,13 @@ static int64_t item_bytes(const pg_named_tensor *item) {
 /* {"dtype":, "shape":, "data_offsets":} of one tensor whose data start at `begin`. */
 static json_t *describe(const pg_named_tensor *item, int64_t begin) {
   const pg_tensor *t = item->tensor;
+  const int64_t *dims = item->make ? item->shape : t ? t->shape : &item->ones;
+  const int ndim = item->make ? item->ndim : t ? t->ndim : 1;
+  const pg_dtype dtype = item->make ? item->dtype : t ? t->dtype : PG_F32;
   json_t *shape = json_array();
-  for (int i = 0; i < (t ? t->ndim : 1); i++)
-    json_array_append_new(shape, json_integer(t ? t->shape[i] : item->ones));
-  return json_pack("{s:s, s:o, s:[I, I]}", "dtype", pg_dtype_name(t ? t->dtype : PG_F32), "shape",
-                   shape, "data_offsets", (json_int_t)begin,
-                   (json_int_t)(begin + item_bytes(item)));
+  for (int i = 0; i < ndim; i++) json_array_append_new(shape, json_integer(dims[i]));
+  return json_pack("{s:s, s:o, s:[I, I]}", "dtype", pg_dtype_name(dtype), "shape", shape,
+                   "data_offsets", (json_int_t)begin, (json_int_t)(begin + item_bytes(item)));
 }
 
 /* The 8-byte length and the header as one malloc'ed text of *size bytes. */
@@ -54,7 +60,7 @@ static int make_header(pg_context *ctx, const pg_named_tensor *tensors, size_t c
                        strcmp(name, "__metadata__") == 0 ? "reserved" : "given twice");
       goto fail;
     }
-    if (!tensors[i].tensor && tensors[i].ones < 0) {
+    if (!tensors[i].tensor && !tensors[i].make && tensors[i].ones < 0) {
       status = pg_fail(ctx, PG_EINVAL, "tensor \"%.200s\" has %lld ones; 0 or more are allowed",
                        name, (long long)tensors[i].ones);
       goto fail;
@@ -90,7 +96,10 @@ static int write_item(pg_context *ctx, int fd, const char *path, const pg_named_
   const pg_tensor *t = item->tensor;
   pg_tensor *clone = NULL;
   int status = 0;
-  if (t && !pg_tensor_contiguous(t)) {
+  if (item->make) {
+    PG_TRY(item->make(item, &clone));
+    t = clone;
+  } else if (t && !pg_tensor_contiguous(t)) {
     PG_TRY(pg_tensor_clone(t, &clone));
     t = clone;
   }

@@ -2,6 +2,7 @@
 #include "run_internal.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -12,29 +13,105 @@ static double now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* The first parameter, in the model's order, whose gradient is not finite. */
-static int refuse(pg_run *run, const double *sums, double loss) {
+/* A bucket of gradients is summed over the ranks as soon as the backward pass has made so many
+ * elements: 32 MiB take a fast link about 0.1 ms, long against the 20 us that starting a sum costs,
+ * and short against the rest of the backward pass, which hides it. A bucket ends with a parameter,
+ * so a large head is one of its own. */
+#define BUCKET_ELEMENTS ((int64_t)1 << 23)
+
+/* pg_ready_fn: the gradients of the parameters from `index` on are complete on this rank. */
+static int gradients_ready(void *self, size_t index) {
+  pg_run *run = self;
+  pg_context *ctx = run->context;
+  int status = 0;
+  while (run->next_ready > index) {
+    const pg_parameter *p = pg_model_parameter(run->model, --run->next_ready);
+    if (!p->gradient) continue;
+    int64_t n = p->rows * p->columns;
+    /* Tells whose gradient was not finite, which the sum over the ranks no longer does. */
+    PG_LAUNCH(ctx, sum, p->gradient->data, n, true, &run->local_sums[run->next_ready]);
+    run->filled += pg__round_up(n, 64);
+  }
+  if (run->filled > run->reduced && (index == 0 || run->filled - run->reduced >= BUCKET_ELEMENTS)) {
+    PG_TRY(pg_comm_sum(run->comm, ctx, (float *)run->gradients->data + run->reduced,
+                       run->filled - run->reduced));
+    run->reduced = run->filled;
+  }
+fail:
+  return status;
+}
+
+/* The first rank with a gradient that is not finite and its first such parameter, in the model's
+ * order, alike on all ranks; -1 when every rank's own gradients are finite. */
+static int first_bad(pg_run *run, int *rank, size_t *parameter) {
+  pg_context *ctx = run->context;
+  const size_t count = pg_model_count(run->model);
+  const double none = -(double)pg_comm_world(run->comm) * (double)count;
+  double key = none, *sums = calloc(count, sizeof *sums);
+  int status;
+  *rank = -1;
+  if (!sums) {
+    status = pg_fail(ctx, PG_ENOMEM, "out of memory for a report");
+    goto fail;
+  }
+  PG_LAUNCH(ctx, download, sums, run->local_sums, count * sizeof *sums);
+  for (size_t i = 0; i < count && key == none; i++)
+    if (pg_model_parameter(run->model, i)->gradient && !isfinite(sums[i]))
+      key = -((double)pg_comm_rank(run->comm) * (double)count + (double)i);
+  PG_TRY(pg_comm_max_f64(run->comm, ctx, &key, 1));
+  if (key > none) {
+    *rank = (int)(-key / (double)count);
+    *parameter = (size_t)(-key - (double)*rank * (double)count);
+  }
+  status = 0;
+fail:
+  free(sums);
+  return status;
+}
+
+/* The text of a refusal: alike on all ranks, from numbers that are. Returns PG_ENONFINITE, or
+ * another failure. */
+static int refuse(pg_run *run, double loss) {
+  pg_context *ctx = run->context;
+  const size_t count = pg_model_count(run->model);
   const char *name = NULL;
-  size_t s = 0;
-  for (size_t i = 0; i < pg_model_count(run->model) && !name; i++) {
-    const pg_parameter *p = pg_model_parameter(run->model, i);
-    if (p->gradient && !isfinite(sums[s++])) name = p->name;
+  char where[32] = "";
+  int status, rank = -1;
+  size_t bad = 0, s = 0;
+  double *sums = calloc(count, sizeof *sums);
+  if (isnan(loss)) loss = (double)NAN; /* is printed without a sign */
+  if (!sums) {
+    status = pg_fail(ctx, PG_ENOMEM, "out of memory for a report");
+    goto fail;
+  }
+  if (run->local_sums) PG_TRY(first_bad(run, &rank, &bad));
+  if (rank >= 0) {
+    name = pg_model_parameter(run->model, bad)->name;
+    snprintf(where, sizeof where, " on rank %d", rank);
+  } else {
+    PG_LAUNCH(ctx, download, sums, run->sums, count * sizeof *sums);
+    for (size_t i = 0; i < count && !name; i++) {
+      const pg_parameter *p = pg_model_parameter(run->model, i);
+      if (p->gradient && !isfinite(sums[s++])) name = p->name;
+    }
   }
   if (name)
-    return pg_fail(run->context, PG_ENONFINITE,
-                   "update %lld refused: the gradient of %s is not finite (loss %g); nothing was "
-                   "applied",
-                   (long long)(run->updates + 1), name, loss);
-  return pg_fail(run->context, PG_ENONFINITE,
-                 "update %lld refused: the loss is %g; nothing was applied",
-                 (long long)(run->updates + 1), loss);
+    status = pg_fail(ctx, PG_ENONFINITE,
+                     "update %lld refused: the gradient of %s is not finite%s (loss %g); nothing "
+                     "was applied",
+                     (long long)(run->updates + 1), name, where, loss);
+  else
+    status = pg_fail(ctx, PG_ENONFINITE, "update %lld refused: the loss is %g; nothing was applied",
+                     (long long)(run->updates + 1), loss);
+fail:
+  free(sums);
+  return status;
 }
 
 /* Accumulate the micro-batches' gradients; *loss is the mean over the optimizer batch. */
 static int accumulate(pg_run *run, double *loss) {
   pg_context *ctx = run->context;
-  const float *hidden;
-  int64_t rounds = run->sequences / (run->micro * run->comm->world);
+  int64_t rounds = run->sequences / (run->micro * pg_comm_world(run->comm));
   double scale = 1.0 / ((double)run->sequences * (double)run->time), sum = 0;
   int status;
   PG_LAUNCH(ctx, zero, run->gradients->data,
@@ -47,15 +124,20 @@ static int accumulate(pg_run *run, double *loss) {
       goto fail;
     }
     PG_TRY(pg_loader_next(run->loader, run->inputs, run->targets));
-    PG_TRY(pg_model_forward(run->model, run->activations, run->inputs, run->micro, run->time,
-                            &hidden));
+    PG_TRY(
+        pg_model_forward(run->model, run->activations, run->inputs, run->micro, run->time, NULL));
     PG_TRY(pg_head_loss(run->model, run->activations, run->targets, scale, &part, NULL));
-    PG_TRY(pg_model_backward(run->model, run->activations));
+    if (run->local_sums && m + 1 == rounds) {
+      run->next_ready = pg_model_count(run->model);
+      run->reduced = run->filled = 0;
+      PG_TRY(pg_model_backward_ready(run->model, run->activations, gradients_ready, run));
+    } else {
+      PG_TRY(pg_model_backward(run->model, run->activations));
+    }
     sum += part;
   }
-  PG_TRY(run->comm->all_reduce_sum(run->comm, ctx, run->gradients->data,
-                                   pg_tensor_elements(run->gradients)));
-  PG_TRY(run->comm->all_reduce_sum_f64(run->comm, ctx, &sum, 1));
+  PG_TRY(pg_comm_finish(run->comm, ctx));
+  PG_TRY(pg_comm_sum_f64(run->comm, ctx, &sum, 1));
   *loss = sum * scale;
   return 0;
 fail:
@@ -64,7 +146,7 @@ fail:
 
 int pg_run_gradients(pg_run *run, pg_step *out) {
   pg_context *ctx = run->context;
-  double start = now(), wait = pg_loader_wait_seconds(run->loader), *sums = NULL;
+  double start = now(), wait = pg_loader_wait_seconds(run->loader);
   pg_clip clip;
   int status;
   memset(out, 0, sizeof *out);
@@ -85,12 +167,7 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
   PG_LAUNCH(ctx, clip_factor, run->sums, count, run->max_norm, run->clip);
   PG_LAUNCH(ctx, download, &clip, run->clip, sizeof clip);
   if (!clip.finite || !isfinite(out->loss)) {
-    if (!(sums = malloc((size_t)(count + 1) * sizeof *sums))) {
-      status = pg_fail(ctx, PG_ENOMEM, "out of memory for a report");
-      goto fail;
-    }
-    PG_LAUNCH(ctx, download, sums, run->sums, (size_t)count * sizeof *sums);
-    status = refuse(run, sums, out->loss);
+    status = refuse(run, out->loss);
     goto fail;
   }
   PG_LAUNCH(ctx, clip_apply, run->clip, pg_tensor_elements(run->gradients), run->gradients->data);
@@ -100,23 +177,26 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
   out->update = run->updates;
   out->tokens = run->tokens;
   out->batch_hash = pg_loader_batch_hash(run->loader);
-  PG_TRY(run->comm->all_reduce_sum_u64(run->comm, ctx, &out->batch_hash, 1));
+  PG_TRY(pg_comm_sum_u64(run->comm, ctx, &out->batch_hash, 1));
   out->wait_seconds = pg_loader_wait_seconds(run->loader) - wait;
   out->seconds = now() - start;
   run->have_gradients = true;
   return 0;
 fail:
   /* A failed update must leave the data position where a retry or a checkpoint expects it. The
-   * text of the failure that brought us here is the one to report. */
-  free(sums);
+   * text of the failure that brought us here is the one to report. A refusal is the same on all
+   * ranks; anything else happened here alone. */
+
   char message[sizeof ctx->message];
   memcpy(message, ctx->message, sizeof message);
+  if (status != PG_ENONFINITE) pg_comm_fail(run->comm, message);
   pg_loader_set_state(run->loader, &run->before);
   memcpy(ctx->message, message, sizeof message);
   return status;
 }
 
-/* Increments of `count` like-shaped parameters, then their application. */
+/* Increments of `count` like-shaped parameters, or of this rank's rows of them, then their
+ * application. */
 static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **parameters,
                         size_t count) {
   pg_context *ctx = run->context;
@@ -126,7 +206,8 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
   int64_t *updates = calloc(count, sizeof *updates);
   void **flat = calloc(count * (o->slot_count + 1), sizeof *flat);
   void *const **slots = calloc(count, sizeof *slots);
-  int64_t used = 0;
+  int64_t used = 0, first, rows = pg__part(run, parameters[0], pg_comm_rank(run->comm), &first);
+  const int64_t columns = parameters[0]->columns, at = first * columns;
   int status;
   if (!gradients || !increments || !updates || !flat || !slots) {
     status = pg_fail(ctx, PG_ENOMEM, "out of memory for an update");
@@ -134,15 +215,15 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
   }
   for (size_t i = 0; i < count; i++) {
     pg_parameter *p = parameters[i];
-    gradients[i] = p->gradient->data;
+    gradients[i] = (const float *)p->gradient->data + at;
     updates[i] = p->updates + 1;
     slots[i] = &flat[i * o->slot_count];
     for (size_t s = 0; s < o->slot_count; s++) flat[i * o->slot_count + s] = p->slots[s]->data;
     if (p->increment) {
-      increments[i] = p->increment->data;
+      increments[i] = (float *)p->increment->data + at;
     } else {
       increments[i] = (float *)run->scratch->data + used;
-      used += pg__round_up(p->rows * p->columns, 64);
+      used += pg__round_up(rows * columns, 64);
     }
   }
 
@@ -153,8 +234,10 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
   double keep = 1 - decay * (a->independent_decay ? a->scale : lr);
   pg_increment_group group = {.context = ctx,
                               .count = count,
-                              .rows = parameters[0]->rows,
-                              .columns = parameters[0]->columns,
+                              .rows = rows,
+                              .columns = columns,
+                              .all_rows = parameters[0]->rows,
+                              .comm = run->comm,
                               .gradients = gradients,
                               .slots = slots,
                               .increments = increments,
@@ -165,8 +248,8 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
   PG_TRY(o->increment(&group, o->self));
   for (size_t i = 0; i < count; i++) {
     pg_parameter *p = parameters[i];
-    PG_LAUNCH(ctx, apply, keep, increments[i], p->rows * p->columns, p->value->data);
-    p->updates++;
+    PG_LAUNCH(ctx, apply, keep, increments[i], rows * columns, (float *)p->value->data + at,
+              p->copy ? (uint16_t *)p->copy->data + at : NULL);
   }
   status = 0;
 fail:
@@ -178,40 +261,45 @@ fail:
   return status;
 }
 
-/* Split an assignment's parameters into runs of one shape whose unkept increments fit the scratch
- * buffer: the larger a group, the more a batched optimizer can do at once. */
+/* Split those of an assignment's parameters that this rank updates into runs of one shape whose
+ * unkept increments fit the scratch buffer: the larger a group, the more a batched optimizer can do
+ * at once. */
 static int update_assignment(pg_run *run, pg__assigned *a) {
   pg_parameter **order = NULL;
   int status = 0;
-  size_t count = a->count;
-  if (!count || !a->public.optimizer->increment) return 0;
+  size_t count = 0;
+  const int rank = pg_comm_rank(run->comm);
+  int64_t first_row;
+  if (!a->count || !a->public.optimizer->increment) return 0;
   PG_TRY(pg_optimizer_check(run->context, a->public.optimizer, a->public.hypers));
-  if (!(order = malloc(count * sizeof *order))) {
+  if (!(order = malloc(a->count * sizeof *order))) {
     status = pg_fail(run->context, PG_ENOMEM, "out of memory for an update");
     goto fail;
   }
   /* Stable grouping by shape, shapes in order of first appearance. */
-  size_t placed = 0;
-  for (size_t i = 0; i < count; i++) {
+  for (size_t i = 0; i < a->count; i++) {
     const pg_parameter *first = a->parameters[i];
     bool seen = false;
-    for (size_t j = 0; j < placed && !seen; j++) seen = order[j] == first;
-    for (size_t j = i; j < count && !seen; j++)
-      if (a->parameters[j]->rows == first->rows && a->parameters[j]->columns == first->columns)
-        order[placed++] = a->parameters[j];
+    for (size_t j = 0; j < i && !seen; j++)
+      seen = a->parameters[j]->rows == first->rows && a->parameters[j]->columns == first->columns;
+    for (size_t j = i; j < a->count && !seen; j++)
+      if (a->parameters[j]->rows == first->rows && a->parameters[j]->columns == first->columns &&
+          pg__part(run, a->parameters[j], rank, &first_row) > 0)
+        order[count++] = a->parameters[j];
   }
   int64_t room = run->scratch ? pg_tensor_elements(run->scratch) : 0;
   for (size_t from = 0, to; from < count; from = to) {
     int64_t used = 0;
     for (to = from; to < count; to++) {
       if (order[to]->rows != order[from]->rows || order[to]->columns != order[from]->columns) break;
-      int64_t size =
-          order[to]->increment ? 0 : pg__round_up(order[to]->rows * order[to]->columns, 64);
+      int64_t rows = pg__part(run, order[to], rank, &first_row);
+      int64_t size = order[to]->increment ? 0 : pg__round_up(rows * order[to]->columns, 64);
       if (used + size > room) break;
       used += size;
     }
     PG_TRY(update_chunk(run, &a->public, order + from, to - from));
   }
+  for (size_t i = 0; i < a->count; i++) a->parameters[i]->updates++;
 fail:
   free(order);
   return status;
@@ -227,6 +315,7 @@ int pg_run_apply(pg_run *run, pg_step *out) {
   run->have_gradients = false;
   run->torn = true; /* until every weight is updated */
   for (int a = 0; a < run->assigned_count; a++) PG_TRY(update_assignment(run, run->assigned[a]));
+  PG_TRY(pg__exchange(run));
   run->torn = false;
   run->updates++;
   run->tokens += run->sequences * run->time;
@@ -235,6 +324,7 @@ int pg_run_apply(pg_run *run, pg_step *out) {
   out->seconds += now() - start;
   return 0;
 fail:
+  pg_comm_fail(run->comm, pg_context_message(run->context));
   return status;
 }
 

@@ -40,12 +40,11 @@ int pg_validate(const pg_model *model, pg_activations *a, pg_loader *loader, int
     PG_TRY(pg_loader_next(loader, tokens, targets));
     for (int64_t first = 0; first < micro; first += together) {
       int64_t n = pg__min(together, micro - first);
-      const float *hidden;
       double part;
       if (pg_context_cancelled(ctx))
         PG_TRY(pg_fail(ctx, PG_ECANCELED, "validation was cancelled after %lld of %lld groups",
                        (long long)b, (long long)batches));
-      PG_TRY(pg_model_forward(model, a, tokens + first * time, n, time, &hidden));
+      PG_TRY(pg_model_forward(model, a, tokens + first * time, n, time, NULL));
       PG_TRY(pg_head_loss(model, a, targets + first * time, 0, &part, NULL));
       batch_sum += part;
     }
@@ -57,5 +56,18 @@ int pg_validate(const pg_model *model, pg_activations *a, pg_loader *loader, int
   *loss = sum / (double)batches;
 fail:
   free(tokens);
+  return status;
+}
+
+int pg_validate_shared(const pg_model *model, pg_activations *a, pg_loader *loader, int64_t batches,
+                       pg_comm *comm, double *loss) {
+  pg_context *ctx = pg_model_context(model);
+  int status;
+  PG_TRY(pg_validate(model, a, loader, batches, loss));
+  PG_TRY(pg_comm_sum_f64(comm, ctx, loss, 1));
+  *loss /= pg_comm_world(comm); /* all ranks have as many sequences */
+  return 0;
+fail:
+  pg_comm_fail(comm, pg_context_message(ctx));
   return status;
 }

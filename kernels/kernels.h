@@ -28,11 +28,19 @@ typedef int pg_download_fn(pg_queue *q, void *host, const void *device, size_t b
 typedef int pg_copy_fn(pg_queue *q, void *to, const void *from, size_t bytes);
 typedef int pg_zero_fn(pg_queue *q, void *memory, size_t bytes);
 typedef int pg_synchronize_fn(pg_queue *q);
+/* What the queue runs on. Sizes in bytes; free and total are 0 where the system alone knows. */
+typedef struct pg_device_info {
+  char name[128]; /* "NVIDIA H200, sm_90" or the CPU level */
+  int count;      /* devices of this backend that the process sees */
+  int64_t memory_free, memory_total;
+} pg_device_info;
+typedef int pg_device_info_fn(pg_queue *q, pg_device_info *out);
 
 /* ---- dense products -------------------------------------------------------------------- */
 /* C = alpha * op(A) op(B) + beta * C with op(A) [m,k], op(B) [k,n], C [m,n], all row-major with
  * leading dimensions in elements, `batch` times at the given strides (batch 0 counts as 1).
- * beta = 0 never reads C. Accumulation in fp32 or better; no TF32. */
+ * beta = 0 never reads C. Accumulation in fp32 or better; no TF32. Types: all PG_F32; or A and B
+ * PG_BF16 with C PG_F32 or PG_BF16 (rounded once, after beta * C was added). */
 typedef struct pg_gemm {
   bool transpose_a, transpose_b;
   int64_t m, n, k;
@@ -46,58 +54,64 @@ typedef struct pg_gemm {
 typedef int pg_gemm_fn(pg_queue *q, const pg_gemm *g);
 
 /* ---- transformer ----------------------------------------------------------------------- */
-/* out[i,:] = weight[tokens[i],:] for i < n; weight [V,d]. Tokens were validated. */
-typedef int pg_embedding_forward_fn(pg_queue *q, const int32_t *tokens, int64_t n,
-                                    const float *weight, int64_t d, float *out);
-/* dweight[tokens[i],:] += dout[i,:], each row summed in increasing i (no atomics). */
-typedef int pg_embedding_backward_fn(pg_queue *q, const int32_t *tokens, int64_t n,
-                                     const float *dout, int64_t d, int64_t vocab, float *dweight);
+/* Activations have the compute type `type`, PG_F32 or PG_BF16: operands of products and the
+ * residual stream are rounded to it when they are stored; everything inside a kernel, and every
+ * statistic, is fp32. */
+
+/* out[i,:] = weight[tokens[i],:] for i < n; weight [V,d] in `type`. Tokens were validated. */
+typedef int pg_embedding_forward_fn(pg_queue *q, pg_dtype type, const int32_t *tokens, int64_t n,
+                                    const void *weight, int64_t d, void *out);
+/* dweight[tokens[i],:] += dout[i,:], each row summed in increasing i (no atomics); dweight fp32. */
+typedef int pg_embedding_backward_fn(pg_queue *q, pg_dtype type, const int32_t *tokens, int64_t n,
+                                     const void *dout, int64_t d, int64_t vocab, float *dweight);
 
 /* y = x * r, r = 1/sqrt(mean(x^2) + eps), per row of [n,d]; rstd[n] keeps r (may be NULL). */
-typedef int pg_rmsnorm_forward_fn(pg_queue *q, const float *x, int64_t n, int64_t d, float eps,
-                                  float *y, float *rstd);
+typedef int pg_rmsnorm_forward_fn(pg_queue *q, pg_dtype type, const void *x, int64_t n, int64_t d,
+                                  float eps, void *y, float *rstd);
 /* dx += r * (dy - x * r^2 * mean(dy . x)). With `add` false dx is overwritten. */
-typedef int pg_rmsnorm_backward_fn(pg_queue *q, const float *dy, const float *x, const float *rstd,
-                                   int64_t n, int64_t d, bool add, float *dx);
+typedef int pg_rmsnorm_backward_fn(pg_queue *q, pg_dtype type, const void *dy, const void *x,
+                                   const float *rstd, int64_t n, int64_t d, bool add, void *dx);
 
 /* Heads of one position lie side by side: x [batch*time, heads*head_dim]. Each head vector is
  * RMS-normalised, then rotated half-split: with (l, r) its halves, (l c - r s, r c + l s), where
  * c, s = cosine/sine[time, head_dim/2]. Position of row i is i % time. rstd [batch*time, heads]. */
-typedef int pg_qk_norm_rope_forward_fn(pg_queue *q, const float *x, int64_t batch, int64_t time,
-                                       int64_t heads, int64_t head_dim, float eps,
-                                       const float *cosine, const float *sine, float *y,
+typedef int pg_qk_norm_rope_forward_fn(pg_queue *q, pg_dtype type, const void *x, int64_t batch,
+                                       int64_t time, int64_t heads, int64_t head_dim, float eps,
+                                       const float *cosine, const float *sine, void *y,
                                        float *rstd);
 /* dx (overwritten) from dy; x and rstd are the forward input and statistics. In place dx == dy. */
-typedef int pg_qk_norm_rope_backward_fn(pg_queue *q, const float *dy, const float *x,
+typedef int pg_qk_norm_rope_backward_fn(pg_queue *q, pg_dtype type, const void *dy, const void *x,
                                         const float *rstd, int64_t batch, int64_t time,
                                         int64_t heads, int64_t head_dim, const float *cosine,
-                                        const float *sine, float *dx);
+                                        const float *sine, void *dx);
 
-/* Causal attention, scale 1/sqrt(head_dim); q, k, v, out [batch*time, heads*head_dim];
+/* Causal attention, scale 1/sqrt(head_dim); q, k, v, out [batch*time, heads*head_dim] in `type`;
  * lse [batch, heads, time] keeps log-sum-exp of the scaled scores. Never stores time x time for
- * all heads. */
-typedef int pg_attention_forward_fn(pg_queue *q, const float *query, const float *key,
-                                    const float *value, int64_t batch, int64_t time, int64_t heads,
-                                    int64_t head_dim, float *out, float *lse);
+ * all heads. Probabilities may be rounded to `type` before they meet the values. */
+typedef int pg_attention_forward_fn(pg_queue *q, pg_dtype type, const void *query, const void *key,
+                                    const void *value, int64_t batch, int64_t time, int64_t heads,
+                                    int64_t head_dim, void *out, float *lse);
 /* dquery, dkey, dvalue (overwritten) from dout. */
-typedef int pg_attention_backward_fn(pg_queue *q, const float *dout, const float *query,
-                                     const float *key, const float *value, const float *out,
-                                     const float *lse, int64_t batch, int64_t time, int64_t heads,
-                                     int64_t head_dim, float *dquery, float *dkey, float *dvalue);
+typedef int pg_attention_backward_fn(pg_queue *q, pg_dtype type, const void *dout,
+                                     const void *query, const void *key, const void *value,
+                                     const void *out, const float *lse, int64_t batch, int64_t time,
+                                     int64_t heads, int64_t head_dim, void *dquery, void *dkey,
+                                     void *dvalue);
 
 /* y = silu(gate) * up, element-wise over n. */
-typedef int pg_swiglu_forward_fn(pg_queue *q, const float *gate, const float *up, int64_t n,
-                                 float *y);
+typedef int pg_swiglu_forward_fn(pg_queue *q, pg_dtype type, const void *gate, const void *up,
+                                 int64_t n, void *y);
 /* dgate, dup (overwritten) from dy. In place dgate == gate or dup == up is allowed. */
-typedef int pg_swiglu_backward_fn(pg_queue *q, const float *dy, const float *gate, const float *up,
-                                  int64_t n, float *dgate, float *dup);
+typedef int pg_swiglu_backward_fn(pg_queue *q, pg_dtype type, const void *dy, const void *gate,
+                                  const void *up, int64_t n, void *dgate, void *dup);
 
-/* Rows of logits [n, vocab] with leading dimension ld are scaled by logit_scale, then
+/* Rows of fp32 logits [n, vocab] with leading dimension ld are scaled by logit_scale, then
  * loss[i] = logsumexp(z_i) - z_i[target_i]. With `gradient` the logits are replaced in place by
- * (softmax(z) - onehot) * scale * logit_scale: the derivative of scale * sum(loss) to the
- * unscaled logits. Columns from vocab to ld are neither read nor written. */
-typedef int pg_cross_entropy_fn(pg_queue *q, float *logits, int64_t n, int64_t vocab, int64_t ld,
-                                const int32_t *targets, float logit_scale, float scale,
+ * (softmax(z) - onehot) * scale * logit_scale, the derivative of scale * sum(loss) to the unscaled
+ * logits, in `type`: row i starts where it was, so in BF16 the leading dimension is 2 ld elements.
+ * Columns from vocab to ld are neither read nor written. */
+typedef int pg_cross_entropy_fn(pg_queue *q, pg_dtype type, float *logits, int64_t n, int64_t vocab,
+                                int64_t ld, const int32_t *targets, float logit_scale, float scale,
                                 bool gradient, float *loss);
 /* out[i] = max_j z_ij - min_j z_ij over j < vocab. */
 typedef int pg_row_range_fn(pg_queue *q, const float *z, int64_t n, int64_t vocab, int64_t ld,
@@ -126,8 +140,13 @@ typedef struct pg_adamw {
 } pg_adamw;
 typedef int pg_adamw_increment_fn(pg_queue *q, const pg_adamw *h, const float *g, int64_t n,
                                   float *m, float *v, float *s);
-/* w <- keep * w + s, keep = 1 - lr * decay computed in fp64 and rounded once; no contraction. */
-typedef int pg_apply_fn(pg_queue *q, double keep, const float *s, int64_t n, float *w);
+/* w <- keep * w + s, keep = 1 - lr * decay computed in fp64 and rounded once; no contraction.
+ * copy, when not NULL, receives w rounded to bf16: the compute copy costs no extra pass. */
+typedef int pg_apply_fn(pg_queue *q, double keep, const float *s, int64_t n, float *w,
+                        uint16_t *copy);
+/* to <- from in another type (F32 to BF16 rounds to nearest even). */
+typedef int pg_convert_fn(pg_queue *q, pg_dtype from_type, const void *from, pg_dtype to_type,
+                          void *to, int64_t n);
 
 /* ---- element-wise operations, reductions: Lua tensors and optimizers --------------------- */
 typedef enum pg_binary_op {
@@ -204,17 +223,23 @@ typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t co
 /* ---- the table ------------------------------------------------------------------------- */
 /* clang-format off */
 #define PG_KERNELS(X)                                                                              \
-  X(alloc) X(release) X(upload) X(download) X(copy) X(zero) X(synchronize)                         \
+  X(alloc) X(release) X(upload) X(download) X(copy) X(zero) X(synchronize) X(device_info)          \
   X(gemm) X(embedding_forward) X(embedding_backward) X(rmsnorm_forward) X(rmsnorm_backward)        \
   X(qk_norm_rope_forward) X(qk_norm_rope_backward) X(attention_forward) X(attention_backward)      \
   X(swiglu_forward) X(swiglu_backward) X(cross_entropy) X(row_range)                               \
-  X(sum) X(clip_factor) X(clip_apply) X(adamw_increment) X(apply)                                  \
+  X(sum) X(clip_factor) X(clip_apply) X(adamw_increment) X(apply) X(convert)                       \
   X(binary) X(scalar) X(unary) X(lerp) X(reduce) X(center_rows) X(diameter)
 /* clang-format on */
 
+typedef struct pg_queue_options {
+  int threads; /* CPU threads of this process's share */
+  int device;  /* index among the backend's devices */
+} pg_queue_options;
+
 typedef struct pg_kernels {
-  const char *name; /* "cpu" */
-  int (*queue_new)(int threads, pg_queue **out);
+  const char *name; /* "cpu", "cuda" */
+  /* -1 with a text in message[size] when the device is missing or refuses. */
+  int (*queue_new)(const pg_queue_options *options, pg_queue **out, char *message, size_t size);
   void (*queue_free)(pg_queue *q);
   const char *(*message)(const pg_queue *q);
 #define PG_KERNEL_FIELD(op) pg_##op##_fn *op;
@@ -225,6 +250,10 @@ typedef struct pg_kernels {
 /* The CPU backend is compiled for several CPU levels. The best that this CPU runs, or the one named
  * by `level` ("base", "avx2", "avx512"); NULL when that one is unknown or cannot run here. */
 const pg_kernels *pg_cpu_kernels(const char *level);
+/* The CUDA backend is a plugin (perigee_cuda.so, in the folder of the program or module, or in
+ * LIBDIR/perigee) that exports this one function; core/context.c loads it when first needed. */
+const pg_kernels *pg_cuda_kernels(void);
+#define PG_CUDA_PLUGIN "perigee_cuda.so"
 extern const pg_kernels pg_cpu_base_kernels, pg_cpu_avx2_kernels, pg_cpu_avx512_kernels;
 
 #endif

@@ -185,7 +185,7 @@ describe("objects", function()
     assert.matches("^EDEVICE: ", message)
     assert.are.equal("EDEVICE", name)
     assert.error_matches(function() core.context { devise = "cpu" } end,
-      "context: unknown key 'devise'; the keys are device, threads")
+      "context: unknown key 'devise'; the keys are device, device_index, threads")
     assert.error_matches(function() core.context { threads = "2" } end,
       "context.threads: an integer from 0 .* expected, got string \"2\"")
     assert.error_matches(function() core.context { threads = 1.5 } end, "got number 1.5")

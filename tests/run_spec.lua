@@ -440,8 +440,7 @@ return pg.recipe { name = "kept", model = { layers = 1, width = sizes.width, hea
     refused("9000", { hooks = { pg.every(1, pg.diagnostics.validation { tokens = 16,
       hilbert_panel = 9000 }) } })
     refused("holds", { batch = { sequences = 1000, micro = 1000 } })
-    refused("EUNSUPPORTED: compute = \"bf16\"", { compute = "bf16" })
-    refused("cuda", { device = "cuda" })
+    refused("device \"cuda\" is not available", { device = "cuda:99" })
     refused("missing.safetensors", { model = { init = "missing.safetensors" } })
     local thin = support.recipe(pg, data):with { tokens_per_parameter = 1e-3 }
     local out = support.folder() .. "/run"
@@ -461,5 +460,56 @@ return pg.recipe { name = "kept", model = { layers = 1, width = sizes.width, hea
     assert.is_nil(value)
     assert.equal("EEXIST", name)
     assert.matches("^EEXIST", message)
+  end)
+end)
+
+describe("compute in bf16", function()
+  it("is close to fp32, and recorded", function()
+    local exact = open { updates = 3 }
+    local run, out = open({ updates = 3 }, { compute = "bf16" })
+    train(exact)
+    train(run)
+    -- Operands rounded to 2^-9 relative; the loss of a small model moves by much less.
+    assert.is_true(math.abs(run.loss / exact.loss - 1) < 6e-4)
+    assert.is_true(run.loss ~= exact.loss)
+    exact:close()
+    run:close()
+    assert.equal("bf16", support.json(out .. "/config.json").compute.precision)
+  end)
+
+  it("sees edited weights at once", function()
+    local run = open({}, { compute = "bf16" })
+    -- A head of zeros makes all tokens equally likely, also when the editing function raised.
+    local ok, message = pcall(run.edit, run, "lm_head.weight", function(w)
+      w:fill_(0)
+      error("stop here")
+    end)
+    assert.is_false(ok)
+    assert.matches("stop here", message)
+    assert.is_true(math.abs(run:validate { tokens = 48 }.loss - math.log(97)) < 1e-6)
+    run:close()
+  end)
+
+  it("may come from the recipe, and goes on in a resume", function()
+    local rec = support.recipe(pg, data, { compute = "bf16", updates = 6 })
+    local out, whole = support.folder() .. "/run", support.folder() .. "/run"
+    local function weights(path)
+      return core.fs.sha256(path .. "/checkpoints/00000006/model.safetensors")
+    end
+    local first = assert(pg.open(rec, { out = whole, threads = 1 }))
+    train(first)
+    first:close()
+    local part = assert(pg.open(rec, { out = out, threads = 1 }))
+    for update in part:updates() do if update == 2 then part:stop("enough") end end
+    part:close()
+    local rest = assert(pg.resume(out, { recipe = rec, threads = 1 }))
+    train(rest)
+    rest:close()
+    assert.equal(assert(weights(whole)), assert(weights(out)))
+    local marker
+    for _, line in ipairs((support.metrics(out))) do
+      marker = line["session/compute"] or marker
+    end
+    assert.equal("bf16", marker)
   end)
 end)

@@ -30,6 +30,10 @@ static inline pg_view pg__diagonal_view(float *data, int64_t n) {
   return (pg_view){data, n + 1, 0};
 }
 
+/* y = x - mean row over all rows of the parameter, of which x [group->rows, group->columns] may be
+ * a part: then the ranks add their sums over rows. y may be x. */
+int pg__center_rows(const pg_increment_group *group, const float *x, float *y);
+
 /* 1 - beta^n without cancellation; 1 for beta = 0. */
 double pg__bias_correction(double beta, int64_t n);
 

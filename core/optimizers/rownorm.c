@@ -32,14 +32,14 @@ static int increment_one(const pg_increment_group *group, size_t i, float *norms
 
   PG_LAUNCH(ctx, lerp, b, pg__input_view(group->gradients[i], columns), 1 - h[BETA], rows, columns);
   if (project == PROJECT_BOTH) {
-    PG_LAUNCH(ctx, center_rows, b.data, rows, columns, s.data);
+    PG_TRY(pg__center_rows(group, b.data, s.data));
     b = s;
   }
   PG_LAUNCH(ctx, reduce, PG_NORM, b, rows, columns, 1, norms);
   PG_LAUNCH(ctx, scalar, PG_ADD, norm_vector, offset, false, rows, 1, norm_vector);
   PG_LAUNCH(ctx, binary, PG_DIV, b, norm_vector, rows, columns, s);
   PG_LAUNCH(ctx, scalar, PG_MUL, s, -group->lr, false, rows, columns, s);
-  if (project != PROJECT_NONE) PG_LAUNCH(ctx, center_rows, s.data, rows, columns, s.data);
+  if (project != PROJECT_NONE) PG_TRY(pg__center_rows(group, s.data, s.data));
 fail:
   return status;
 }

@@ -29,7 +29,7 @@
 
 #define PG_CPU_DECLARE(op) pg_##op##_fn PG_CPU(op);
 PG_KERNELS(PG_CPU_DECLARE)
-int PG_CPU(queue_new)(int threads, pg_queue **out);
+int PG_CPU(queue_new)(const pg_queue_options *options, pg_queue **out, char *message, size_t size);
 void PG_CPU(queue_free)(pg_queue *q);
 const char *PG_CPU(message)(const pg_queue *q);
 
@@ -40,7 +40,16 @@ int PG_CPU(column_means)(pg_queue *q, const float *x, int64_t rows, int64_t colu
 struct pg_queue {
   int threads;
   char message[256];
+  float *scratch; /* of the kernel that runs; kept for the next one */
+  size_t scratch_bytes;
 };
+
+/* `floats` floats for each of the queue's threads, part t at pg_scratch_of(q, floats, t). Takes
+ * memory when the largest request so far grows. 0, or -1 with a text. Not for nested calls. */
+int PG_CPU(scratch)(pg_queue *q, int64_t floats);
+static inline float *pg_scratch_of(const pg_queue *q, int64_t floats, int t) {
+  return q->scratch + (floats + 15) / 16 * 16 * t;
+}
 
 /* Leave a text in the queue; gives -1. */
 static inline int pg_refuse(pg_queue *q, const char *format, ...)

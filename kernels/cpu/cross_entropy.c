@@ -1,4 +1,5 @@
 /* Softmax cross entropy over rows of logits with its gradient in place, and the range of rows. */
+#include "bf16.h"
 #include "vector.h"
 
 /* Exponentials are summed in fp32 over this many columns and those sums in fp64: the error of the
@@ -45,15 +46,30 @@ static float row_loss(float *z, int64_t vocab, int32_t target, float logit_scale
   return (float)(log(sum) + ((double)max - at_target));
 }
 
-int PG_CPU(cross_entropy)(pg_queue *q, float *logits, int64_t n, int64_t vocab, int64_t ld,
-                          const int32_t *targets, float logit_scale, float scale, bool gradient,
-                          float *loss) {
+/* The row's floats rounded to bf16, at its beginning. A run is read before the narrower one is
+ * written over its first half and what has been read. */
+static void narrow_in_place(float *row, int64_t n) {
+  float wide[PG_RUN];
+  uint16_t narrow[PG_RUN];
+  for (int64_t at = 0; at < n; at += PG_RUN) {
+    int64_t count = pg_min64(PG_RUN, n - at);
+    memcpy(wide, row + at, (size_t)count * sizeof *wide);
+    pg_narrow(wide, count, narrow);
+    memcpy((char *)row + 2 * at, narrow, (size_t)count * sizeof *narrow);
+  }
+}
+
+int PG_CPU(cross_entropy)(pg_queue *q, pg_dtype type, float *logits, int64_t n, int64_t vocab,
+                          int64_t ld, const int32_t *targets, float logit_scale, float scale,
+                          bool gradient, float *loss) {
 #pragma omp parallel num_threads(pg_team(q, n *vocab * 4))
   {
     pg_float_mode mode = pg_float_mode_set(true);
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++) {
       loss[i] = row_loss(logits + i * ld, vocab, targets[i], logit_scale, scale, gradient);
+      if (gradient && type == PG_BF16) narrow_in_place(logits + i * ld, vocab);
+    }
     pg_float_mode_restore(mode);
   }
   return 0;

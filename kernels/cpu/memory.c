@@ -8,15 +8,44 @@
 #define HUGE_PAGE ((size_t)2 << 20)
 #define PARALLEL_BYTES ((size_t)1 << 20)
 
-int PG_CPU(queue_new)(int threads, pg_queue **out) {
+int PG_CPU(queue_new)(const pg_queue_options *options, pg_queue **out, char *message, size_t size) {
+  *out = NULL;
+  if (options->device != 0) {
+    snprintf(message, size, "there is one CPU device, index 0, not %d", options->device);
+    return -1;
+  }
   *out = calloc(1, sizeof **out);
-  if (!*out) return -1;
-  (*out)->threads = threads > 0 ? threads : omp_get_num_procs();
+  if (!*out) {
+    snprintf(message, size, "no memory for a queue");
+    return -1;
+  }
+  (*out)->threads = options->threads > 0 ? options->threads : omp_get_num_procs();
   return 0;
 }
 
 void PG_CPU(queue_free)(pg_queue *q) {
+  if (!q) return;
+  free(q->scratch);
   free(q);
+}
+
+int PG_CPU(scratch)(pg_queue *q, int64_t floats) {
+  size_t bytes = (size_t)(floats + 15) / 16 * 64 * (size_t)q->threads;
+  if (bytes <= q->scratch_bytes) return 0;
+  free(q->scratch);
+  q->scratch_bytes = 0;
+  q->scratch = aligned_alloc(64, bytes);
+  if (!q->scratch) return pg_refuse(q, "no memory for %zu bytes of scratch", bytes);
+  q->scratch_bytes = bytes;
+  return 0;
+}
+
+#define LEVEL_TEXT_(level) #level
+#define LEVEL_TEXT(level) LEVEL_TEXT_(level)
+int PG_CPU(device_info)(pg_queue *q, pg_device_info *out) {
+  (void)q;
+  *out = (pg_device_info){.name = "CPU, " LEVEL_TEXT(PG_CPU_LEVEL), .count = 1};
+  return 0;
 }
 
 const char *PG_CPU(message)(const pg_queue *q) {

@@ -38,7 +38,7 @@ struct pgl_object {
 };
 
 extern const pgl_kind pgl_context_kind, pgl_model_kind, pgl_run_kind, pgl_panel_kind,
-    pgl_optimizer_kind, pgl_tokenizer_kind, pgl_metrics_kind;
+    pgl_optimizer_kind, pgl_tokenizer_kind, pgl_metrics_kind, pgl_comm_kind;
 
 /* Push a userdata of this kind with an object without resource, child of `parent` (may be NULL,
  * else its userdata is on the stack). The caller stores into ->resource. */
@@ -148,6 +148,7 @@ typedef struct pgl_run {
   bool busy;               /* inside a step: Lua optimizers may be running */
   pgl_object **optimizers; /* used: descriptors outlive the run */
   size_t optimizer_count;
+  pgl_object *comm; /* used; NULL: a single process */
 } pgl_run;
 /* A step in progress. Lua-defined optimizers find their state and their run here. */
 typedef struct pgl_frame {
@@ -188,6 +189,7 @@ void pgl_open_json(lua_State *L);
 
 /* ---- the rest: each adds its functions to the table at the top ------------------------------ */
 void pgl_open_context(lua_State *L);
+void pgl_open_comm(lua_State *L);
 void pgl_open_data(lua_State *L);
 void pgl_open_tokenizer(lua_State *L);
 void pgl_open_geometry(lua_State *L);

@@ -14,21 +14,22 @@ static pg_context *check_context(lua_State *L) {
   return pgl_check(L, 1, &pgl_context_kind)->resource;
 }
 
-/* core.context{ device = "auto"|"cpu", threads = n } */
+/* core.context{ device = "auto"|"cpu"|"cuda", device_index = i, threads = n } */
 static int context_new(lua_State *L) {
-  static const char *const keys[] = {"device", "threads", NULL};
+  static const char *const keys[] = {"device", "device_index", "threads", NULL};
   pg_context_options options = {0};
-  int64_t threads = 0;
+  int64_t threads = 0, index = 0;
   lua_settop(L, 1);
   if (!lua_isnil(L, 1)) {
     pgl_table(L, 1, "context", keys);
     pgl_get_string(L, 1, "context", "device", &options.device);
+    pgl_get_integer(L, 1, "context", "device_index", 0, INT_MAX, &index);
     pgl_get_integer(L, 1, "context", "threads", 0, INT_MAX, &threads);
   }
-  if (options.device && strcmp(options.device, "auto") == 0) options.device = NULL;
+  options.device_index = (int)index;
   options.threads = (int)threads;
 
-  char message[256] = "";
+  char message[512] = "";
   pg_context *ctx;
   pgl_object *o = pgl_new(L, &pgl_context_kind, NULL);
   int status = pg_context_new(&options, &ctx, message, sizeof message);
@@ -39,6 +40,24 @@ static int context_new(lua_State *L) {
 
 static int context_device(lua_State *L) {
   lua_pushstring(L, pg_context_device(check_context(L)));
+  return 1;
+}
+
+/* ctx:describe() -> { name, index, count, memory_free, memory_total }, memory in bytes */
+static int context_describe(lua_State *L) {
+  pg_context *ctx = check_context(L);
+  pg_device device;
+  int status = pg_context_describe(ctx, &device);
+  if (status < 0) return pgl_fail(L, ctx, status);
+  lua_createtable(L, 0, 5);
+  lua_pushstring(L, device.name);
+  lua_setfield(L, -2, "name");
+  pgl_set_integer(L, "index", device.index);
+  pgl_set_integer(L, "count", device.count);
+  if (device.memory_total) {
+    pgl_set_integer(L, "memory_free", device.memory_free);
+    pgl_set_integer(L, "memory_total", device.memory_total);
+  }
   return 1;
 }
 
@@ -64,8 +83,10 @@ static int context_live_tensors(lua_State *L) {
 
 const char *pgl_cpu_level(const pg_context *ctx) {
   static const char *const levels[] = {"avx512", "avx2", "base"};
+  const bool cpu = strcmp(ctx->kernels->name, "cpu") == 0;
+  const pg_kernels *kernels = cpu ? ctx->kernels : pg_cpu_kernels(NULL);
   for (size_t i = 0; i < PG_COUNT(levels); i++)
-    if (pg_cpu_kernels(levels[i]) == ctx->kernels) return levels[i];
+    if (pg_cpu_kernels(levels[i]) == kernels) return levels[i];
   return "unknown";
 }
 
@@ -90,6 +111,7 @@ static int context_cancelled(lua_State *L) {
 }
 
 static const luaL_Reg methods[] = {{"device", context_device},
+                                   {"describe", context_describe},
                                    {"threads", context_threads},
                                    {"bytes", context_bytes},
                                    {"peak_bytes", context_peak_bytes},

@@ -94,9 +94,10 @@ int pgl_run_panel(lua_State *L) {
  * --------------------------------------------------------------------------------- */
 /* Evaluate and push rms and, when asked for, the list of ranges. */
 static int push_hilbert(lua_State *L, const pg_model *model, pg_activations *a,
-                        const pg_panel *panel, const pg_tensor *matrix, float *ranges) {
+                        const pg_panel *panel, const pg_tensor *matrix, pg_comm *comm,
+                        float *ranges) {
   double rms = 0;
-  int status = pg_hilbert(model, a, panel, matrix, &rms, ranges);
+  int status = pg_hilbert_shared(model, a, panel, matrix, comm, &rms, ranges);
   if (status < 0) return pgl_fail(L, pg_model_context(model), status);
   const int64_t tokens = pg_panel_tokens(panel);
   lua_pushnumber(L, rms);
@@ -126,7 +127,8 @@ int pgl_run_hilbert(lua_State *L) {
   const pg_tensor *matrix =
       lua_isnil(L, 3) ? pg_model_head(model)->increment : pgl_check_tensor(L, 3)->tensor;
   if (!matrix) return luaL_error(L, "hilbert: the head has no increment before the first update");
-  return push_hilbert(L, model, pg_run_activations(r->run), panel, matrix, ranges);
+  return push_hilbert(L, model, pg_run_activations(r->run), panel, matrix, pg_run_comm(r->run),
+                      ranges);
 }
 
 static void release_activations(void *a) {
@@ -139,8 +141,8 @@ static int evaluation(lua_State *L, const pg_model *model, int64_t sequences, pg
                       void ***box) {
   const pg_model_config *config = pg_model_get_config(model);
   *box = pgl_own(L, release_activations);
-  int status =
-      pg_activations_new(pg_model_context(model), config, sequences, config->context, false, out);
+  int status = pg_activations_new(pg_model_context(model), config, pg_model_compute(model),
+                                  sequences, config->context, false, out);
   if (status == 0) **box = *out;
   return status;
 }
@@ -157,7 +159,8 @@ static int hilbert(lua_State *L) {
   pgl_check_open(L, o, "model");
   if (status < 0) return pgl_fail(L, pg_model_context(model), status);
   pg_panel *panel = pgl_check(L, 2, &pgl_panel_kind)->resource;
-  int results = push_hilbert(L, model, a, panel, pgl_check_tensor(L, 3)->tensor, ranges);
+  int results =
+      push_hilbert(L, model, a, panel, pgl_check_tensor(L, 3)->tensor, pg_comm_self(), ranges);
   pgl_disown(box);
   return results;
 }
@@ -170,25 +173,27 @@ static double monotonic(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Validation on the prefix of max(1, floor(tokens / (micro * time))) groups (SPEC §2); pushes the
- * table of results. */
+/* Validation on the prefix of max(1, floor(tokens / (micro * ranks * time))) groups (SPEC §2);
+ * pushes the table of results. */
 static int push_validation(lua_State *L, const pg_model *model, pg_activations *a, const char *data,
-                           const char *val, int64_t micro, int64_t tokens) {
+                           const char *val, int64_t micro, int64_t tokens, pg_comm *comm) {
   const pg_model_config *config = pg_model_get_config(model);
   pg_context *ctx = pg_model_context(model);
-  const int64_t group = micro * config->context, batches = pg__max(1, tokens / group);
+  const int64_t sequences = micro * pg_comm_world(comm);
+  const int64_t group = sequences * config->context, batches = pg__max(1, tokens / group);
   pg_loader_options options = {.folder = data,
                                .pattern = val,
                                .time = config->context,
-                               .batch = micro,
+                               .batch = sequences,
                                .micro = micro,
-                               .world = 1,
+                               .rank = pg_comm_rank(comm),
+                               .world = pg_comm_world(comm),
                                .vocab = config->vocab};
   pg_loader *loader = NULL;
   double loss = 0, start = monotonic();
   int status;
   PG_TRY(pg_loader_open(ctx, &options, &loader));
-  PG_TRY(pg_validate(model, a, loader, batches, &loss));
+  PG_TRY(pg_validate_shared(model, a, loader, batches, comm, &loss));
 fail:
   pg_loader_close(loader);
   if (status < 0) return pgl_fail(L, ctx, status);
@@ -210,7 +215,7 @@ int pgl_run_validate(lua_State *L) {
   pgl_need(L, pgl_get_integer(L, 2, "validate", "tokens", 1, INT64_MAX, &tokens), "validate",
            "tokens");
   return push_validation(L, pg_run_model(r->run), pg_run_activations(r->run), r->data, r->val,
-                         r->micro, tokens);
+                         r->micro, tokens, pg_run_comm(r->run));
 }
 
 /* core.model_validate(model, { data, val, micro, tokens }) */
@@ -231,7 +236,7 @@ static int model_validate(lua_State *L) {
   int status = evaluation(L, model, micro, &a, &box);
   pgl_check_open(L, o, "model");
   if (status < 0) return pgl_fail(L, pg_model_context(model), status);
-  int results = push_validation(L, model, a, data, val, micro, tokens);
+  int results = push_validation(L, model, a, data, val, micro, tokens, pg_comm_self());
   pgl_disown(box);
   return results;
 }

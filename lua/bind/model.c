@@ -128,6 +128,11 @@ static const pg_optimizer *parameter_optimizer(const pgl_parameter *p) {
 static void push_slots(lua_State *L, const pgl_parameter *p) {
   const pg_optimizer *o = parameter_optimizer(p);
   pgl_object *run = ((pgl_model *)p->model->resource)->run;
+  if (o && o->slot_count && pg_run_sharded(((pgl_run *)run->resource)->run))
+    luaL_error(L,
+               "the slots of %s are split over the ranks: shard_optimizer = false keeps them "
+               "whole",
+               p->parameter->name);
   lua_newtable(L);
   for (size_t i = 0; o && p->parameter->slots && i < o->slot_count; i++) {
     pgl_push_view(L, p->parameter->slots[i], pgl_root(p->model), run);
@@ -225,17 +230,22 @@ static int model_find(lua_State *L) {
 
 /* ---- models ------------------------------------------------------------------------------------
  */
-/* core.model(ctx, config) */
+/* core.model(ctx, config [, "fp32"|"bf16"]) */
 static int model_new(lua_State *L) {
   pgl_object *context = pgl_check(L, 1, &pgl_context_kind);
   pg_model_config config;
-  lua_settop(L, 2);
+  lua_settop(L, 3);
   read_config(L, 2, &config);
+  const char *compute = lua_isnil(L, 3) ? "fp32" : pgl_string(L, 3, "compute");
+  const bool bf16 = strcmp(compute, "bf16") == 0;
+  if (!bf16 && strcmp(compute, "fp32") != 0)
+    return luaL_error(L, "compute: \"fp32\" or \"bf16\" expected, got \"%s\"", compute);
   pgl_object *o = pgl_new(L, &pgl_model_kind, context);
   pgl_model *m = calloc(1, sizeof *m);
   if (!m) return pgl_fail_text(L, PG_ENOMEM, NULL);
   o->resource = m;
   int status = pg_model_new(context->resource, &config, &m->model);
+  if (status == 0 && bf16) status = pg_model_set_compute(m->model, PG_BF16);
   if (status < 0) return pgl_fail(L, context->resource, status);
   return 1;
 }
@@ -270,6 +280,24 @@ static int model_save(lua_State *L) {
 static int model_copy(lua_State *L) {
   pgl_model *m = check_model(L, 1);
   return done(L, pg_model_copy(m->model, check_model(L, 2)->model));
+}
+
+static int model_compute(lua_State *L) {
+  const pg_model *model = check_model(L, 1)->model;
+  lua_pushstring(L, pg_model_compute(model) == PG_BF16 ? "bf16" : "fp32");
+  return 1;
+}
+
+/* model:refresh([name]): after a value was changed, what products read of it */
+static int model_refresh(lua_State *L) {
+  pgl_model *m = check_model(L, 1);
+  const pg_parameter *p = NULL;
+  if (!lua_isnoneornil(L, 2)) {
+    const char *name = pgl_string(L, 2, "name");
+    if (!(p = pg_model_find(m->model, name)))
+      return luaL_error(L, "refresh: no parameter is called '%s'", name);
+  }
+  return done(L, pg_model_refresh(m->model, p));
 }
 
 /* ---- text
@@ -314,7 +342,8 @@ static int model_generate(lua_State *L) {
   int32_t next = 0;
   int status = 0;
   if (!m->generation)
-    status = pg_activations_new(ctx, config, 1, config->context, false, &m->generation);
+    status = pg_activations_new(ctx, config, pg_model_compute(m->model), 1, config->context, false,
+                                &m->generation);
   if (status == 0)
     status =
         pg_generate_next(m->model, m->generation, tokens, count, &options, (uint64_t)index, &next);
@@ -323,10 +352,11 @@ static int model_generate(lua_State *L) {
   return 1;
 }
 
-static const luaL_Reg methods[] = {{"config", model_config}, {"parameters", model_parameters},
-                                   {"find", model_find},     {"init", model_init},
-                                   {"load", model_load},     {"save", model_save},
-                                   {"copy", model_copy},     {NULL, NULL}};
+static const luaL_Reg methods[] = {{"config", model_config},   {"parameters", model_parameters},
+                                   {"find", model_find},       {"init", model_init},
+                                   {"load", model_load},       {"save", model_save},
+                                   {"copy", model_copy},       {"compute", model_compute},
+                                   {"refresh", model_refresh}, {NULL, NULL}};
 static const luaL_Reg parameter_meta[] = {{"__gc", parameter_collect},
                                           {"__tostring", parameter_tostring},
                                           {"__index", parameter_index},

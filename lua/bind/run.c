@@ -16,6 +16,7 @@ static void release_run(pgl_object *o) {
   if (m->run == o) m->run = NULL;
   pg_run_free(r->run);
   for (size_t i = 0; i < r->optimizer_count; i++) pgl_drop(r->optimizers[i]);
+  if (r->comm) pgl_drop(r->comm);
   free(r->optimizers);
   free(r->data);
   free(r->val);
@@ -41,8 +42,9 @@ static pg_run *check_run(lua_State *L, const char *method) {
 
 /* core.run(model, { data, train, val, sequences, micro, clip, ... }) */
 static int run_new(lua_State *L) {
-  static const char *const keys[] = {"data", "train",     "val",        "sequences",       "micro",
-                                     "clip", "data_seed", "read_ahead", "keep_increments", NULL};
+  static const char *const keys[] = {
+      "data",       "train",           "val",  "sequences",       "micro", "clip", "data_seed",
+      "read_ahead", "keep_increments", "comm", "shard_optimizer", NULL};
   const char *what = "run", *val = "*_val_*.bin", *keep = "head";
   int64_t seed = 0, read_ahead = 0;
   pg_run_options options = {.max_norm = 1};
@@ -64,6 +66,13 @@ static int run_new(lua_State *L) {
   options.data_seed = (uint64_t)seed;
   options.read_ahead = (int)read_ahead;
   options.keep_all_increments = strcmp(keep, "all") == 0;
+  pgl_get_boolean(L, 2, what, "shard_optimizer", &options.shard_optimizer);
+  pgl_object *comm = NULL;
+  if (pgl_raw(L, 2, "comm")) {
+    comm = pgl_check(L, -1, &pgl_comm_kind);
+    options.comm = comm->resource;
+    lua_pop(L, 1);
+  }
 
   pgl_model *m = model->resource;
   if (m->run && !m->run->closed) lua_gc(L, LUA_GCCOLLECT); /* it may be garbage */
@@ -78,6 +87,10 @@ static int run_new(lua_State *L) {
   pgl_run *r = calloc(1, sizeof *r);
   if (!r) return pgl_fail_text(L, PG_ENOMEM, NULL);
   o->resource = r;
+  if (comm) {
+    pgl_hold(comm);
+    r->comm = comm;
+  }
   r->data = strdup(options.data);
   r->val = strdup(val);
   r->micro = options.micro ? options.micro : options.sequences;
@@ -238,6 +251,15 @@ static int run_tokens(lua_State *L) {
   return 1;
 }
 
+/* run:slot_bytes() -> bytes that this rank holds, bytes of all ranks */
+static int run_slot_bytes(lua_State *L) {
+  int64_t here, everywhere;
+  pg_run_slot_bytes(((pgl_run *)pgl_check(L, 1, &pgl_run_kind)->resource)->run, &here, &everywhere);
+  lua_pushinteger(L, here);
+  lua_pushinteger(L, everywhere);
+  return 2;
+}
+
 static int run_set_progress(lua_State *L) {
   pg_run *run = check_run(L, "set_progress");
   int64_t updates = pgl_integer(L, 2, "updates", 0, INT64_MAX);
@@ -349,6 +371,7 @@ static const luaL_Reg methods[] = {{"assign", run_assign},
                                    {"updates", run_updates},
                                    {"tokens", run_tokens},
                                    {"set_progress", run_set_progress},
+                                   {"slot_bytes", run_slot_bytes},
                                    {"loader", run_loader},
                                    {"validate", pgl_run_validate},
                                    {"panel", pgl_run_panel},

@@ -149,6 +149,7 @@ static const luaL_Reg functions[] = {{"clock", system_clock},    {"time", system
 
 void pgl_open_system(lua_State *L) {
   static const char *const levels[] = {"base", "avx2", "avx512"};
+  char path[PATH_MAX];
   int count = 0;
   luaL_setfuncs(L, functions, 0);
   lua_createtable(L, 0, 2);
@@ -159,6 +160,6 @@ void pgl_open_system(lua_State *L) {
       lua_rawseti(L, -2, ++count);
     }
   lua_setfield(L, -2, "cpu_levels"); /* those that are built and can run here */
-  pgl_set_boolean(L, "cuda", false);
+  pgl_set_boolean(L, "cuda", pg__cuda_plugin(path, sizeof path));
   lua_setfield(L, -2, "build");
 }

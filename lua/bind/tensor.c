@@ -275,7 +275,7 @@ static int tensor_save(lua_State *L) {
     if (!t)
       return luaL_error(L, "save_tensors: '%s' must be a tensor, got %s", name,
                         pgl_describe(L, -1));
-    list[i] = (pg_named_tensor){name, t->tensor, 0};
+    list[i] = (pg_named_tensor){.name = name, .tensor = t->tensor};
     lua_pop(L, 3);
   }
   int status = pg_safetensors_write(context->resource, path, list, count, metadata);

@@ -107,6 +107,16 @@ function check.one_of(where, name, value, list)
   check.fail(where, name, value, table.concat(quoted, " or ") .. hint)
 end
 
+-- "auto", "cpu", "cuda" or "cuda:N"; returns the device and its index.
+function check.device(where, name, value)
+  local index = type(value) == "string" and value:match("^cuda:(%d%d?%d?)$")
+  if index then return "cuda", math.tointeger(index) end
+  if value ~= "auto" and value ~= "cpu" and value ~= "cuda" then
+    check.fail(where, name, value, '"auto", "cpu", "cuda" or "cuda:N"')
+  end
+  return value, 0
+end
+
 -- Refuse tables that contain themselves or nest deeper than max_depth. Objects (tables with a
 -- metatable) are left alone: they were checked when they were made.
 function check.nesting(where, name, value)

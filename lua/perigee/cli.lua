@@ -2,7 +2,7 @@
 --
 -- A command is { name, summary, usage, description, options, positional = {min, max}, run }.
 -- An option is { name, value = "META" or nil for a switch, many = true, kind = "integer" |
--- "number" | "duration", min, help }.
+-- "number" | "duration" | "device", min, help }.
 local check = require "perigee.check"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
@@ -48,6 +48,12 @@ local function convert(option, text)
         check.show(text))
     end
     return value
+  elseif option.kind == "device" then
+    local ok = pcall(check.device, nil, name, text)
+    if not ok then
+      errors.usage("%s %s is not allowed: expected auto, cpu, cuda or cuda:N", name,
+        check.show(text))
+    end
   elseif option.choices then
     for _, choice in ipairs(option.choices) do
       if text == choice then return text end
@@ -172,6 +178,12 @@ function cli.help(command)
   return table.concat(lines, "\n") .. "\n"
 end
 
+-- Options shared by the commands that compute.
+cli.device_option = { name = "device", value = "NAME", kind = "device",
+  help = "auto (a GPU when there is one), cpu, cuda, or cuda:N for one of several" }
+cli.compute_option = { name = "compute", value = "TYPE", choices = { "auto", "fp32", "bf16" },
+  help = "auto (bf16 on cuda, fp32 on cpu), fp32 or bf16" }
+
 -- Options shared by the commands that train.
 cli.training_options = {
   { name = "set", value = "NAME=VALUE", many = true,
@@ -180,12 +192,11 @@ cli.training_options = {
     help = "stop with a checkpoint (exit code 75) after seconds, 10m, 1h30m or HH:MM:SS" },
   { name = "max-updates", value = "N", kind = "integer", min = 1,
     help = "end the run after N updates; the schedule keeps its length" },
-  { name = "device", value = "NAME", choices = { "auto", "cpu", "cuda" },
-    help = "auto, cpu or cuda" },
-  { name = "compute", value = "TYPE", choices = { "auto", "fp32", "bf16" },
-    help = "auto, fp32 or bf16" },
+  cli.device_option, cli.compute_option,
   { name = "threads", value = "N", kind = "integer", min = 1,
     help = "compute threads (default: the CPUs this process may run on)" },
+  { name = "rank-timeout", value = "TIME", kind = "duration",
+    help = "with several ranks: how long to wait for another one (default 10m)" },
   { name = "quiet", help = "print nothing but errors" },
 }
 

@@ -70,7 +70,8 @@ end
 local function host_object(run)
   local host = core.host()
   return directory.object {
-    { "device", run.ctx:device() }, { "threads", run.ctx:threads() },
+    { "device", run.ctx:device() }, { "device_name", errors.try(run.ctx:describe()).name },
+    { "threads", run.ctx:threads() },
     { "cpu", host.cpu }, { "cores", host.cores }, { "cpu_level", run.ctx:cpu_level() },
   }
 end
@@ -102,7 +103,9 @@ function config.build(run)
     } },
     { "batch", directory.object {
       { "sequences", spec.batch.sequences }, { "micro", spec.batch.micro },
-      { "accumulation", spec.batch.sequences // spec.batch.micro }, { "ranks", 1 },
+      { "accumulation", spec.batch.sequences // (spec.batch.micro * run.world) },
+      { "ranks", run.world },
+      { "shard_optimizer", run.world > 1 and spec.shard_optimizer or nil },
       { "tokens_per_update", run.tokens_per_update },
     } },
     { "plan", directory.object {
@@ -121,7 +124,7 @@ function config.build(run)
     { "increments", spec.increments },
     { "fork", run.fork_record },
     { "compute", directory.object {
-      { "precision", "fp32" }, { "storage", "fp32" }, { "cross_entropy", "fp32" },
+      { "precision", run.compute }, { "storage", "fp32" }, { "cross_entropy", "fp32" },
       { "squares_summed_in", "fp64" },
     } },
     { "diameter", "all pairs, centred rows, winning pair in fp64" },
@@ -142,12 +145,12 @@ function config.header(run)
       :format(spec.name, check.show(c.weights), c.layers, c.width, c.heads, c.head_dim, c.mlp,
       c.vocab, c.context),
     ("%d updates of %d sequences (%d micro-batches, %d tokens), schedule %s%s"):format(
-      run.last, spec.batch.sequences, spec.batch.sequences // spec.batch.micro,
+      run.last, spec.batch.sequences, spec.batch.sequences // (spec.batch.micro * run.world),
       run.tokens_per_update, spec.schedule:describe(),
       run.last < run.total and (" planned for %d"):format(run.total) or ""),
-    ("seed %d (weights), %d (data); clip %s; %s, %d threads"):format(spec.seed.init,
+    ("seed %d (weights), %d (data); clip %s; %s in %s, %d threads"):format(spec.seed.init,
       spec.seed.data, spec.clip and check.show(spec.clip) or "off", run.ctx:device(),
-      run.ctx:threads()),
+      run.compute, run.ctx:threads()),
     routing.table_text(routing.rows(spec.entries, spec.schedule, run.total)),
   }
   return table.concat(lines, "\n")

@@ -64,8 +64,8 @@ local function panel_options(value)
   keys.check(value, { "tokens", "ranks", "micro" }, name)
   return {
     tokens = check.integer(nil, name .. ".tokens", value.tokens, 1),
-    ranks = check.integer(nil, name .. ".ranks", value.ranks or 1, 1),
-    micro = check.integer(nil, name .. ".micro", value.micro or 1, 1),
+    ranks = value.ranks ~= nil and check.integer(nil, name .. ".ranks", value.ranks, 1) or nil,
+    micro = value.micro ~= nil and check.integer(nil, name .. ".micro", value.micro, 1) or nil,
   }
 end
 

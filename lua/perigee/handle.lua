@@ -127,6 +127,7 @@ function methods.save(handle, name, tensor)
   if type(tensor) ~= "userdata" then check.fail(nil, "run:save tensor", tensor, "a tensor") end
   local path = ("%s/%s"):format(run.out, name)
   if not path:match("%.safetensors$") then path = path .. ".safetensors" end
+  if run.rank ~= 0 then return path end
   local folder = path:match("^(.*)/")
   errors.try(core.fs.make(folder))
   errors.try(core.save_tensors(run.ctx, path, { { "tensor", tensor } },
@@ -168,7 +169,10 @@ function methods.edit(handle, parameter, fn)
     check.fail(nil, "run:edit parameter", parameter, "a parameter of this run")
   end
   if type(fn) ~= "function" then check.fail(nil, "run:edit", fn, "a function(tensor)") end
-  fn(parameter.value)
+  -- What was changed before an error has been changed.
+  local ok, e = pcall(fn, parameter.value)
+  errors.try(run.model:refresh(parameter.name))
+  if not ok then error(e, 0) end
 end
 
 -- ---- measurements ----------------------------------------------------------------------------
@@ -177,7 +181,7 @@ end
 function methods.validation_tokens(handle, requested)
   local run = open_run(handle)
   check.integer(nil, "validation tokens", requested, 1)
-  local time, micro = run.model_config.context, run.spec.batch.micro
+  local time, micro = run.model_config.context, run.spec.batch.micro * run.world
   local wanted = math.max(1, requested // (micro * time))
   local groups, tokens = run.spec.data:validation_groups(run.ctx, time, micro)
   if wanted > groups then
@@ -204,6 +208,10 @@ function methods.panel(handle, options)
   local run = open_run(handle)
   if type(options) == "number" then options = { tokens = options } end
   check.table(nil, "run:panel", options, "{ tokens = n, ranks = 1, micro = 1 }")
+  if run.world > 1 and options.ranks == nil then -- the ranks' own slices (SPEC §4)
+    options = { tokens = options.tokens, ranks = run.world,
+      micro = options.micro or run.spec.batch.micro }
+  end
   local panel = errors.try(run.core:panel(options))
   run.panels = run.panels or {}
   table.insert(run.panels, panel)

@@ -66,8 +66,10 @@ local function protected(words)
   end, words)
   if ok then return result or 0 end
   local text = errors.text(result)
+  local launch = core.launch()
+  if launch and launch.world > 1 then text = ("rank %d: %s"):format(launch.rank, text) end
   io.stdout:flush()
-  io.stderr:write("perigee: ", text, "\n")
+  io.stderr:write("perigee: " .. text .. "\n") -- at once: other ranks write to the same place
   if os.getenv("PERIGEE_TRACE") == "1" then
     local session = package.loaded["perigee.session"]
     io.stderr:write(session and session.trace or trace or "", "\n")

@@ -14,7 +14,7 @@ local tracker = require "perigee.tracker"
 local open = {}
 
 local option_keys = { "out", "set", "device", "threads", "compute", "micro", "max_updates",
-  "max_time", "quiet", "signals", "console" }
+  "max_time", "quiet", "signals", "console", "rank_timeout" }
 open.option_keys = option_keys
 
 function open.check_options(options, what)
@@ -102,16 +102,81 @@ end
 
 local function open_context(run)
   local spec, options = run.spec, run.options
-  local compute = options.compute or spec.compute
-  check.one_of(spec.where, "compute", compute, { "auto", "fp32", "bf16" })
-  if compute == "bf16" then
-    errors.world('EUNSUPPORTED: compute = "bf16" is not available on the cpu: expected "auto" or '
-      .. '"fp32"', "EUNSUPPORTED")
-  end
-  local device = options.device or spec.device
-  check.one_of(nil, "device", device, { "auto", "cpu", "cuda" })
+  local wanted = options.device or spec.device
+  local device, index = check.device(nil, "device", wanted)
   local threads = options.threads or spec.threads
-  return errors.try(core.context { device = device, threads = threads > 0 and threads or nil })
+  local launch = errors.try(core.launch())
+  if launch.world > 1 and threads == 0 and not os.getenv "OMP_NUM_THREADS" then
+    threads = core.launch_threads(core.host().cores)
+  end
+  run.launch, run.rank, run.world = launch, launch.rank, launch.world
+  if launch.local_size > 1 and wanted:match("^cuda:") then
+    errors.at(spec.where, "device = %q is one GPU for the %d ranks of a machine: expected \"cuda\"",
+      wanted, launch.local_size)
+  end
+  local function context(name, number)
+    return core.context { device = name, device_index = number,
+      threads = threads > 0 and threads or nil }
+  end
+  -- One GPU per rank; all ranks choose alike, so "auto" is the cpu only where there is no GPU.
+  if launch.local_size > 1 and device ~= "cpu" then
+    index = launch.local_rank
+    if device == "auto" then
+      local probe = context("cuda", index) or context("cuda", 0)
+      device = probe and "cuda" or "cpu"
+      if probe then probe:close() else index = 0 end
+    end
+  end
+  local ctx = errors.try(context(device, index))
+  run.ctx = ctx
+  run.comm = errors.try(core.comm(ctx, {
+    timeout = options.rank_timeout or spec.rank_timeout, device_index = index }))
+  return ctx
+end
+
+-- The sequences of a micro-batch, which without a statement are what one rank takes.
+local function split_batch(run)
+  local spec, world = run.spec, run.world
+  local batch = spec.batch
+  if not batch.given and batch.sequences % world == 0 then
+    batch.micro = batch.sequences // world
+  end
+  if batch.sequences % (batch.micro * world) ~= 0 then
+    errors.at(spec.where, "batch.sequences = %d cannot be split over %d ranks%s: expected a "
+      .. "multiple of %d", batch.sequences, world,
+      batch.given and (" in micro-batches of %d"):format(batch.micro) or "",
+      batch.given and batch.micro * world or world)
+  end
+end
+
+-- The first of the "; "-separated parts in which two texts differ.
+local function difference(ours, theirs)
+  local have = {}
+  for part in (ours .. "; "):gmatch("(.-); ") do have[part] = true end
+  for part in (theirs .. "; "):gmatch("(.-); ") do
+    if not have[part] then return part end
+  end
+  return "less"
+end
+
+-- All ranks must be about to train the same thing. Called by all of them.
+local function compare_ranks(run, what, text)
+  if run.world == 1 then return end
+  local texts = errors.try(run.comm:gather(text))
+  for i = 2, run.world do
+    if texts[i] ~= texts[1] then
+      errors.world(("EPEER: %s of rank %d is not that of rank 0 (%s, not %s): expected the same on "
+        .. "all ranks"):format(what, i - 1, difference(texts[1], texts[i]),
+        difference(texts[i], texts[1])), "EPEER")
+    end
+  end
+end
+
+-- What products compute in: bf16 pays on a GPU, on a CPU only when asked for.
+function open.compute(ctx, wanted)
+  check.one_of(nil, "compute", wanted, { "auto", "fp32", "bf16" })
+  if wanted ~= "auto" then return wanted end
+  return ctx:device() == "cuda" and "bf16" or "fp32"
 end
 
 -- Options of the core's run.
@@ -121,7 +186,7 @@ local function core_options(run)
     data = spec.data.path, train = spec.data.train, val = spec.data.val,
     sequences = spec.batch.sequences, micro = spec.batch.micro,
     clip = spec.clip or math.huge, data_seed = spec.seed.data, read_ahead = spec.data.read_ahead,
-    keep_increments = spec.increments,
+    keep_increments = spec.increments, comm = run.comm, shard_optimizer = spec.shard_optimizer,
   }
 end
 
@@ -150,10 +215,14 @@ function open.prepare(run, rec, options)
       errors.usage("--micro %d is not allowed: expected a divisor of batch.sequences = %d",
         options.micro, spec.batch.sequences)
     end
-    spec.batch.micro = options.micro
+    spec.batch.micro, spec.batch.given = options.micro, true
   end
   spec.data:require_folder()
-  run.ctx = open_context(run)
+  open_context(run)
+  compare_ranks(run, "the recipe or a parameter", ("perigee %s; %s"):format(core.version,
+    run.identity))
+  split_batch(run)
+  run.compute = open.compute(run.ctx, options.compute or spec.compute)
   local vocab
   vocab, run.vocab_from = resolve_vocabulary(run)
   run.model_config = errors.located(spec.where, function()
@@ -163,7 +232,7 @@ function open.prepare(run, rec, options)
     run.model_config.context, options.max_updates)
   check_schedules(run)
   local model_options = model_table(run, vocab)
-  run.model = errors.try(core.model(run.ctx, model_options))
+  run.model = errors.try(core.model(run.ctx, model_options, run.compute))
   run.parameters = run.model:parameters()
   run.by_name = {}
   for _, parameter in ipairs(run.parameters) do
@@ -176,6 +245,8 @@ function open.prepare(run, rec, options)
     return errors.try(core.run(run.model, core_options(run)))
   end)
   run.data_digest = errors.try(core.digest(run.ctx, spec.data.path))
+  compare_ranks(run, "the data or an option", ("data %s; --micro %d; updates %d; --max-updates %d")
+    :format(run.data_digest, spec.batch.micro, run.total, run.last))
   run.updates_per_epoch = run.core:loader().updates_per_epoch
   assign_entries(run)
   if spec.model.init then

@@ -16,7 +16,7 @@ Recipe.__index = Recipe
 
 local known = { "name", "seed", "model", "data", "batch", "updates", "tokens_per_parameter",
   "max_updates", "schedule", "clip", "log", "optimizers", "hooks", "compute", "device", "threads",
-  "increments", "fork" }
+  "increments", "fork", "shard_optimizer", "rank_timeout" }
 local model_keys = { "preset", "layers", "width", "heads", "head_dim", "mlp", "vocab", "context",
   "norm_eps", "rope_base", "init_std", "logit_scale", "init" }
 
@@ -98,7 +98,7 @@ local function checked_batch(where, batch)
     errors.at(where, "batch.micro = %d is not allowed: expected a divisor of batch.sequences = %d",
       micro, sequences)
   end
-  return { sequences = sequences, micro = micro }
+  return { sequences = sequences, micro = micro, given = batch.micro ~= nil }
 end
 
 local slot_policies = { "keep", "reset" }
@@ -180,11 +180,20 @@ local function normalise(raw, where)
   spec.entries = routing.entries(raw.optimizers, where)
   spec.hooks, spec.checkpoints = hooks.normalise(raw.hooks or {}, where)
   spec.compute = check.one_of(where, "compute", raw.compute or "auto", { "auto", "fp32", "bf16" })
-  spec.device = check.one_of(where, "device", raw.device or "auto", { "auto", "cpu", "cuda" })
+  spec.device = raw.device or "auto"
+  check.device(where, "device", spec.device)
   spec.threads = check.integer(where, "threads", raw.threads or 0, 0, 4096)
   spec.increments = check.one_of(where, "increments", raw.increments or "head",
     { "head", "all" })
   spec.fork = recipe.checked_fork(where, raw.fork)
+  if raw.shard_optimizer ~= nil and type(raw.shard_optimizer) ~= "boolean" then
+    check.fail(where, "shard_optimizer", raw.shard_optimizer, "true or false")
+  end
+  spec.shard_optimizer = raw.shard_optimizer ~= false -- with several ranks
+  if raw.rank_timeout ~= nil then
+    spec.rank_timeout = check.number(where, "rank_timeout", raw.rank_timeout,
+      { min = 0, open_min = true })
+  end
   return spec
 end
 

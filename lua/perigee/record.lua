@@ -35,7 +35,7 @@ local function progress_fields(run)
 end
 
 -- Largest resident size of the process in bytes, or nil.
-local function peak_resident()
+function record.peak_resident()
   local file = io.open("/proc/self/status")
   if not file then return nil end
   local text = file:read("a")
@@ -61,8 +61,9 @@ function record.write(run)
   if due then
     for _, field in ipairs(run.tracker:fields() or {}) do entries[#entries + 1] = field end
     entries[#entries + 1] = { "performance/elapsed_seconds", run:elapsed() }
-    entries[#entries + 1] = { "memory/peak_allocated_gib", run.ctx:peak_bytes() / gib }
-    local resident = peak_resident()
+    local peak = run.peak_bytes or run.ctx:peak_bytes()
+    entries[#entries + 1] = { "memory/peak_allocated_gib", peak / gib }
+    local resident = run.peak_resident or record.peak_resident()
     if resident then entries[#entries + 1] = { "memory/peak_reserved_gib", resident / gib } end
     entries[#entries + 1] = { "data/batch_hash", run.batch_hash }
   end
@@ -76,7 +77,7 @@ function record.write(run)
   end
   if #entries == said then return end
   local ordered = tracker.ordered(entries)
-  errors.try(run.metrics:write(ordered))
+  if run.rank == 0 then errors.try(run.metrics:write(ordered)) end
   -- What a later resume must be able to add to, when hooks are still pending.
   run.written = #run.pending > 0 and run.entries or nil
   local values = {}
@@ -108,6 +109,7 @@ end
 
 -- summary.json: final values only when the run ended as planned.
 function record.summary(run, exit_code)
+  if run.rank ~= 0 then return end
   local list = {
     { "exit_code", exit_code }, { "status", run.status }, { "reason", run.reason },
     { "update", run.update }, { "tokens", run.tokens }, { "updates", run.last },

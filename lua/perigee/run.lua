@@ -37,7 +37,7 @@ local fields = { loss = true, update = true, tokens = true, grad_norm = true, cl
   scale = true, batch_hash = true, parameters = true, head = true, embedding = true, out = true,
   name = true, total = true, last = true, state = true, schedule = true, status = true,
   reason = true, context = true, config = true, params = true, epoch = true,
-  last_checkpoint = true }
+  last_checkpoint = true, rank = true, world = true }
 
 local function known_names()
   local names = {}
@@ -89,7 +89,8 @@ local handle_meta = {
 
 function runs.new()
   local run = setmetatable({ update = 0, tokens = 0, state = {}, entries = {}, pending = {},
-    changes = {}, elapsed_before = 0.0, status = "prepared", session = 1, final = {} }, Run)
+    changes = {}, elapsed_before = 0.0, status = "prepared", session = 1, final = {},
+    rank = 0, world = 1 }, Run)
   run.handle = setmetatable({}, handle_meta)
   of_handle[run.handle] = run
   return run
@@ -170,7 +171,8 @@ end
 
 -- Let a signal interrupt a long operation of the core: it then fails with ECANCELED.
 function Run:cancellable(f)
-  if not self.options.signals then return f() end
+  -- Several ranks work together, to the end.
+  if not self.options.signals or self.world > 1 then return f() end
   core.signals.cancel_on(self.ctx, true)
   local results = table.pack(pcall(f))
   core.signals.cancel_on(self.ctx, false)
@@ -255,8 +257,47 @@ function Run:checkpoint_due()
   return self.update == self.last or self.save_requested == true
 end
 
--- The signal or time limit that asks this run to stop, or nil.
+-- ---- several ranks ---------------------------------------------------------------------------
+
+-- f() on rank 0, a string or nil; its result on all ranks.
+function Run:from_first(f)
+  if self.world == 1 then return f() end
+  local value = self.rank == 0 and f() or nil
+  local text = errors.try(self.comm:gather(value and "=" .. value or ""))[1]
+  return text:sub(1, 1) == "=" and text:sub(2) or nil
+end
+
+local stops = { "--max-time", "SIGINT", "SIGTERM" }
+
+-- What one rank wants all do, after the same update; and the peaks of memory over all ranks.
+function Run:agree()
+  if self.world == 1 then return end
+  local own = self:own_signal()
+  local code = 0
+  for i, name in ipairs(stops) do
+    if name == own then code = i end
+  end
+  local all = errors.try(self.comm:max { self.update, -self.update, code,
+    self.stop_reason and 1 or 0, self.save_requested and 1 or 0, self.ctx:peak_bytes(),
+    record.peak_resident() or 0 })
+  if all[1] ~= self.update or all[2] ~= -self.update then
+    errors.world(("EPEER: the ranks are at different updates, from %d to %d"):format(
+      -all[2], all[1]), "EPEER")
+  end
+  self.agreed_signal = stops[math.tointeger(all[3])]
+  if all[4] > 0 then self.stop_reason = self.stop_reason or "run:stop on another rank" end
+  self.save_requested = all[5] > 0 or nil
+  self.peak_bytes, self.peak_resident = all[6], all[7] > 0 and all[7] or nil
+end
+
+-- The signal or time limit that asks this run to stop, or nil: with several ranks the one that they
+-- agreed on.
 function Run:signal()
+  if self.world > 1 then return self.agreed_signal end
+  return self:own_signal()
+end
+
+function Run:own_signal()
   if self.options.signals then
     local pending = core.signals.pending()
     if pending then return pending end
@@ -268,6 +309,7 @@ end
 function Run:finish_update()
   if self.line_written then return end
   self.line_written = true
+  self:agree()
   record.write(self)
   if self:checkpoint_due() and #self.pending == 0 then self:save_checkpoint() end
 end
@@ -306,12 +348,14 @@ end
 function Run:save_checkpoint(keep_all)
   local started = core.clock()
   local host = core.json.encode(state.collect(self))
-  errors.try(core.fs.make(self.out .. "/checkpoints"))
+  if self.rank == 0 then errors.try(core.fs.make(self.out .. "/checkpoints")) end
   local path = checkpoints.path(self.out, self.update)
   errors.try(self.core:save(path, { tokenizer = self.tokenizer_path, host_state = host }))
   self.last_checkpoint, self.saved_update, self.save_requested = path, self.update, nil
   self.checkpoint_seconds = (self.checkpoint_seconds or 0) + core.clock() - started
-  if not keep_all then checkpoints.prune(self.out, self.spec.checkpoints, self.update) end
+  if not keep_all and self.rank == 0 then
+    checkpoints.prune(self.out, self.spec.checkpoints, self.update)
+  end
   return path
 end
 
@@ -370,6 +414,7 @@ function Run:conclude(status, reason)
   if self.saved_update ~= self.update then self:save_checkpoint() end
   self.status, self.reason = status, reason
   record.summary(self, status == "stopped" and 75 or 0)
+  errors.try(self.comm:leave())
 end
 
 -- Next update for run:updates(); nil at the end.
@@ -390,12 +435,15 @@ function Run:next_update()
   return self.update
 end
 
--- After an error: the summary says so, and what was trained is saved when it is whole.
+-- After an error: the summary says so, and what was trained is saved when it is whole. With several
+-- ranks it is not: the others may be within the next update.
 function Run:fail(e)
+  if self.comm and not self.closed then self.comm:fail(errors.text(e)) end
   if self.status ~= "running" then return end
   self.status, self.reason = "failed", errors.text(e)
   self.busy = false
-  if not self.step_failed and self.update > 0 and self.saved_update ~= self.update then
+  if self.world == 1 and not self.step_failed and self.update > 0
+    and self.saved_update ~= self.update then
     local ok, problem = pcall(self.save_checkpoint, self, true)
     if not ok then self.reason = self.reason .. " | not saved: " .. errors.text(problem) end
   end
@@ -409,7 +457,7 @@ function Run:release()
   if self.console then self.console:clear() end
   if self.random then random.release(self.random) end
   for _, panel in ipairs(self.panels or {}) do panel:close() end
-  for _, name in ipairs { "tokenizer", "metrics", "core", "model", "ctx" } do
+  for _, name in ipairs { "tokenizer", "metrics", "core", "model", "comm", "ctx" } do
     if self[name] then self[name]:close() end
   end
   self.parameters, self.by_name, self.head, self.embedding = nil, nil, nil, nil

@@ -56,18 +56,21 @@ local function building(f)
   end, run)
   if ok then return run.handle, run end
   session.trace = run.trace
+  if run.comm then run.comm:fail(errors.text(e)) end
   run:release()
   error(e, 0)
 end
 
 local function attach_console(run)
-  run.console = console.new { quiet = run.options.quiet, last = run.last,
+  run.console = console.new { quiet = run.options.quiet or run.rank > 0, last = run.last,
     tokens_per_update = run.tokens_per_update }
 end
 
 -- Load a checkpoint's part for a fork; returns the record for config.json.
 local function load_fork(run, fork)
-  local path = checkpoints.resolve(run.ctx, fork.checkpoint)
+  local path = run:from_first(function()
+    return checkpoints.resolve(run.ctx, fork.checkpoint)
+  end)
   local host = checkpoints.host_state(path)
   local keep, any_reset = {}, false
   for role, policy in pairs(fork.slots) do
@@ -114,15 +117,16 @@ function session.new(from, options)
     if fork then run.fork_record = load_fork(run, fork) end
     open.prepare_hooks(run)
     attach_console(run)
-    run.out = directory.reserve(options.out, run.spec.name)
+    run.out = run:from_first(function() return directory.reserve(options.out, run.spec.name) end)
     local ok, e = pcall(function()
+      if run.rank > 0 then return end
       directory.write_recipe(run.out, run.reading)
       directory.write_json(run.out .. "/config.json", config.build(run))
       directory.write_json(run.out .. "/state.json", state.place(run))
       run.metrics = errors.try(core.metrics(run.ctx, run.out .. "/metrics.jsonl"))
     end)
     if not ok then
-      core.fs.remove(run.out)
+      if run.rank == 0 then core.fs.remove(run.out) end
       error(e, 0)
     end
     run.console:print(config.header(run))
@@ -132,6 +136,15 @@ function session.new(from, options)
     end
     run.console:print("run directory: " .. run.out)
     run:start()
+  end)
+end
+
+-- Everything up to the point where a new run would create its directory; the caller releases it.
+function session.plan(from, options)
+  return building(function(run)
+    open.prepare(run, take_recipe(run, from, options), options)
+    open.prepare_hooks(run)
+    attach_console(run)
   end)
 end
 
@@ -201,11 +214,13 @@ local function given_params(place, set)
 end
 
 local function find_checkpoint(run, path)
-  -- A plain context for reading: the run's own is made from the recipe later.
-  local ctx <close> = errors.try(core.context { device = "cpu" })
-  local found, update, skipped = checkpoints.latest(ctx, path)
-  run.skipped = skipped
-  return found, update
+  run.skipped = {}
+  local found = run:from_first(function()
+    local newest, _, skipped = checkpoints.latest(run.ctx, path)
+    run.skipped = skipped
+    return newest
+  end)
+  return found, found and math.tointeger(tonumber(found:match("(%d+)$")))
 end
 
 local function continue_from(run, found, host, options)
@@ -235,8 +250,6 @@ function session.resume(path, options)
     run.out = path
     local place = describe_directory(path)
     refuse_script(path, place, options)
-    local found, update = find_checkpoint(run, path)
-    local host = found and checkpoints.host_state(found)
     local settings = { set = given_params(place, options.set) }
     local archive = sources.from_directory(path, place.files)
     local from = options.recipe or (path .. "/recipe.lua")
@@ -245,14 +258,27 @@ function session.resume(path, options)
     if options.recipe == nil then run.reading.origin = place.paths.recipe end
     local changed = compare_recipe(run, place, options)
     options.data_path = data_path(rec, place)
+    -- What "auto" was resolved to, or the command line asked for, unless a new recipe says.
+    if not (changed and rec:spec().compute ~= "auto") then
+      options.compute = options.compute or place.compute
+    end
     open.prepare(run, rec, options)
+    local found, update = find_checkpoint(run, path)
+    local host = found and checkpoints.host_state(found)
     continue_from(run, found, host, options)
     open.prepare_hooks(run)
     attach_console(run)
     for _, entry in ipairs(run.skipped) do
       run.console:note(("skipped %s: %s"):format(entry.path, entry.reason))
     end
-    if run.already_finished then return end
+    if run.already_finished then
+      errors.try(run.comm:leave())
+      return
+    end
+    if run.rank > 0 then
+      run:start()
+      return
+    end
     if changed then
       -- The earlier source stays beside the new one.
       errors.try(core.fs.rename(path .. "/recipe.lua",
@@ -266,6 +292,7 @@ function session.resume(path, options)
     errors.try(run.metrics:write {
       { "session", run.session }, { "session/from_update", run.update },
       { "session/recipe_changed", changed }, { "session/micro", run.spec.batch.micro },
+      { "session/device", run.ctx:device() }, { "session/compute", run.compute },
       { "session/started_at", core.time() },
     })
     if not found then

@@ -26,6 +26,7 @@ function state.place(run)
     recipe = run.identity,
     script = run.reading.script or nil, -- pg.open with a recipe object
     params = run.params,
+    compute = run.compute,
     paths = {
       working_directory = core.fs.cwd(),
       data = absolute(run.spec.data.path),

@@ -18,14 +18,14 @@ static void write_logits(const char *folder, const pg_model *model, int64_t time
   pg_context *ctx = pg_model_context(model);
   const pg_model_config *c = pg_model_get_config(model);
   pg_activations *a;
-  const float *hidden;
+  const void *hidden;
   char path[128];
   int32_t *tokens = make_ids(time, c->vocab, 1);
   float *logits = malloc((size_t)c->vocab * sizeof *logits);
   snprintf(path, sizeof path, "%s/logits.json", folder);
   FILE *file = fopen(path, "w");
   if (!file || !logits) abort();
-  MUST(ctx, pg_activations_new(ctx, c, 1, time, false, &a));
+  MUST(ctx, pg_activations_new(ctx, c, PG_F32, 1, time, false, &a));
   MUST(ctx, pg_model_forward(model, a, tokens, 1, time, &hidden));
   fprintf(file, "{\"tokens\": [");
   for (int64_t t = 0; t < time; t++) fprintf(file, "%s%d", t ? "," : "", (int)tokens[t]);

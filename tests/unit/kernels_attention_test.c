@@ -158,14 +158,15 @@ TEST(attention) {
     float *out = unit_poisoned(p->n), *lse = unit_poisoned(p->rows);
     float *dq = unit_poisoned(p->n), *dk = unit_poisoned(p->n), *dv = unit_poisoned(p->n);
     char name[64];
-    KERNEL(attention_forward, p->q, p->k, p->v, r->batch, r->time, r->heads, r->hd, out, lse);
+    KERNEL(attention_forward, PG_F32, p->q, p->k, p->v, r->batch, r->time, r->heads, r->hd, out,
+           lse);
     snprintf(name, sizeof name, "out T=%d hd=%d", (int)r->time, (int)r->hd);
     CHECK_ERROR(name, out, r->out, p->n, FORWARD_BOUND);
     for (int64_t i = 0; i < p->rows; i++)
       CHECK(fabs(lse[i] - r->lse[i]) <= 16 * UNIT_ULP * fmax(1, fabs(r->lse[i])),
             "lse[%lld] = %.9g, want %.9g", (long long)i, (double)lse[i], r->lse[i]);
-    KERNEL(attention_backward, p->dout, p->q, p->k, p->v, out, lse, r->batch, r->time, r->heads,
-           r->hd, dq, dk, dv);
+    KERNEL(attention_backward, PG_F32, p->dout, p->q, p->k, p->v, out, lse, r->batch, r->time,
+           r->heads, r->hd, dq, dk, dv);
     if (r->time == 1) {
       /* One key: the gradient to the scores is 0 up to the rounding of dp - delta. */
       for (int64_t i = 0; i < p->n; i++)
@@ -176,9 +177,10 @@ TEST(attention) {
     }
     CHECK_ERROR("  dv", dv, r->dv, p->n, BACKWARD_BOUND);
     float *out2 = unit_poisoned(p->n), *dq2 = unit_poisoned(p->n), *dk2 = unit_poisoned(p->n);
-    KERNEL(attention_forward, p->q, p->k, p->v, r->batch, r->time, r->heads, r->hd, out2, lse);
-    KERNEL(attention_backward, p->dout, p->q, p->k, p->v, out2, lse, r->batch, r->time, r->heads,
-           r->hd, dq2, dk2, dv);
+    KERNEL(attention_forward, PG_F32, p->q, p->k, p->v, r->batch, r->time, r->heads, r->hd, out2,
+           lse);
+    KERNEL(attention_backward, PG_F32, p->dout, p->q, p->k, p->v, out2, lse, r->batch, r->time,
+           r->heads, r->hd, dq2, dk2, dv);
     CHECK(unit_same_bits(out, out2, p->n) && unit_same_bits(dq, dq2, p->n) &&
               unit_same_bits(dk, dk2, p->n),
           "two runs differ at T=%d hd=%d", (int)r->time, (int)r->hd);
@@ -195,8 +197,8 @@ TEST(attention_is_causal) {
   int64_t cut = 200;
   for (int64_t i = 0; i < p->n; i++)
     if (i / r->hd % r->time >= cut) kk[i] = 1e3f, v[i] = -1e3f;
-  KERNEL(attention_forward, p->q, p->k, p->v, r->batch, r->time, r->heads, r->hd, a, lse);
-  KERNEL(attention_forward, p->q, kk, v, r->batch, r->time, r->heads, r->hd, b, lse);
+  KERNEL(attention_forward, PG_F32, p->q, p->k, p->v, r->batch, r->time, r->heads, r->hd, a, lse);
+  KERNEL(attention_forward, PG_F32, p->q, kk, v, r->batch, r->time, r->heads, r->hd, b, lse);
   for (int64_t s = 0; s < r->batch; s++)
     CHECK(unit_same_bits(a + s * r->time * r->hd, b + s * r->time * r->hd, cut * r->hd),
           "position before %lld saw a later key", (long long)cut);
@@ -213,7 +215,7 @@ TEST(attention_large_scores) {
   }
   forward64(&p.r, p.q64, p.k64, p.v64);
   float *out = unit_poisoned(p.n), *lse = unit_poisoned(p.rows);
-  KERNEL(attention_forward, p.q, p.k, p.v, 1, 600, 1, 8, out, lse);
+  KERNEL(attention_forward, PG_F32, p.q, p.k, p.v, 1, 600, 1, 8, out, lse);
   /* Scores up to 500 round to 500u, which is the relative error of a probability. */
   CHECK_ERROR("out, scores to 500", out, p.r.out, p.n, 500 * UNIT_ULP);
   free(out), free(lse);
@@ -223,13 +225,13 @@ TEST(attention_large_scores) {
 TEST(attention_by_hand) {
   /* Zero queries: every row is the mean of the values so far. */
   float zero[4] = {0}, v[] = {1, 2, 3, 6}, out[4] = {NAN, NAN, NAN, NAN}, lse[2];
-  KERNEL(attention_forward, zero, v, v, 1, 2, 1, 2, out, lse);
+  KERNEL(attention_forward, PG_F32, zero, v, v, 1, 2, 1, 2, out, lse);
   CHECK(out[0] == 1 && out[1] == 2 && out[2] == 2 && out[3] == 4, "%g %g", out[2], out[3]);
   CHECK(lse[0] == 0 && fabs(lse[1] - 0.6931471805599453) < 1e-7, "%g %g", lse[0], lse[1]);
   /* dout = ((0,0),(1,0)): dv = ((.5,0),(.5,0)); dp = (1,3), delta = 2, ds = (-.5,.5)/sqrt 2;
    * dq_2 = ds_1 k_1 + ds_2 k_2 = ((3-1)/2, (6-2)/2)/sqrt 2; dk = 0 since q = 0. */
   float dout[] = {0, 0, 1, 0}, dq[4], dk[4], dv[4];
-  KERNEL(attention_backward, dout, zero, v, v, out, lse, 1, 2, 1, 2, dq, dk, dv);
+  KERNEL(attention_backward, PG_F32, dout, zero, v, v, out, lse, 1, 2, 1, 2, dq, dk, dv);
   CHECK(fabs(dv[0] - 0.5) < 1e-6 && fabs(dv[2] - 0.5) < 1e-6 && dv[1] == 0 && dv[3] == 0,
         "dv %g %g", dv[0], dv[2]);
   CHECK_CLOSE(dq[2], 0.7071067811865476, 1e-6);

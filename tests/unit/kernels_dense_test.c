@@ -140,7 +140,9 @@ TEST(gemm_many_threads) {
   pg_queue *usual = q;
   unit_seed(13);
   for (int threads = 3; threads <= 8; threads++) {
-    if (k->queue_new(threads, &q) < 0) abort();
+    pg_queue_options options = {.threads = threads};
+    char why[64];
+    if (k->queue_new(&options, &q, why, sizeof why) < 0) abort();
     check_gemm(false, true, 100, 37, 64, 1, 0, 0, 0);
     check_gemm(true, false, 3, 2001, 40, 1, 1, 0, 1);
     check_gemm(false, false, 2001, 3, 40, 1, 0, 0, 0);
@@ -160,7 +162,7 @@ TEST(gemm_by_hand) {
   KERNEL(gemm, &g);
   CHECK(c[0] == 0 && c[3] == 0, "k = 0 must give zeros");
   g.type_b = PG_BF16;
-  CHECK(k->gemm(q, &g) == -1 && strstr(k->message(q), "fp32"), "bf16 is refused by name");
+  CHECK(k->gemm(q, &g) == -1 && strstr(k->message(q), "BF16"), "mixed operands are refused");
 }
 
 TEST(embedding) {
@@ -174,14 +176,14 @@ TEST(embedding) {
     float *w = unit_normals(vocab * d, 1), *out = unit_poisoned(n * d);
     float *dout = unit_normals(n * d, 1), *dw = unit_normals(vocab * d, 1);
     float *want = unit_clone(dw, vocab * d);
-    KERNEL(embedding_forward, tokens, n, w, d, out);
+    KERNEL(embedding_forward, PG_F32, tokens, n, w, d, out);
     int wrong = 0;
     for (int64_t i = 0; i < n * d; i++) wrong += out[i] != w[tokens[i / d] * d + i % d];
     CHECK(!wrong, "%d elements", wrong);
     /* Each row in increasing position: exactly this loop. */
     for (int64_t i = 0; i < n; i++)
       for (int64_t j = 0; j < d; j++) want[tokens[i] * d + j] += dout[i * d + j];
-    KERNEL(embedding_backward, tokens, n, dout, d, vocab, dw);
+    KERNEL(embedding_backward, PG_F32, tokens, n, dout, d, vocab, dw);
     CHECK(unit_same_bits(dw, want, vocab * d), "the order of the sum");
     free(tokens), free(w), free(out), free(dout), free(dw), free(want);
   }

@@ -40,7 +40,9 @@ TEST(sum_does_not_depend_on_threads) {
       const pg_kernels *table = pg_cpu_kernels(levels[level]);
       pg_queue *queue = NULL;
       if (!table) continue;
-      CHECK(table->queue_new(threads, &queue) == 0, "queue");
+      pg_queue_options options = {.threads = threads};
+      char why[64];
+      CHECK(table->queue_new(&options, &queue, why, sizeof why) == 0, "queue");
       CHECK(table->sum(queue, x, n, true, &got[threads]) == 0, "sum");
       table->queue_free(queue);
     }
@@ -98,19 +100,19 @@ TEST(adamw_rows) {
   for (int i = 0; i < 8; i++) s[i] = NAN;
   pg_adamw h = adamw_at(.2, .4, .7, 1e-4, 1);
   KERNEL(adamw_increment, &h, g1, 8, m, v, s);
-  KERNEL(apply, 1 - .2 * .3, s, 8, w);
+  KERNEL(apply, 1 - .2 * .3, s, 8, w, NULL);
   /* About ten roundings, against the row's size. */
   CHECK_ERROR("adamw update 1", w, w1, 8, 4 * UNIT_ULP);
   h = adamw_at(.2, .4, .7, 1e-4, 2);
   KERNEL(adamw_increment, &h, g2, 8, m, v, s);
-  KERNEL(apply, 1 - .2 * .3, s, 8, w);
+  KERNEL(apply, 1 - .2 * .3, s, 8, w, NULL);
   CHECK_ERROR("adamw update 2", w, w2, 8, 4 * UNIT_ULP);
   /* Zero gradient from zero slots: increment exactly 0, decay exactly once. */
   float zero[8] = {0}, m0[8] = {0}, v0[8] = {0}, one[8];
   for (int i = 0; i < 8; i++) one[i] = 10;
   h = adamw_at(.1, .9, .999, 1e-10, 1);
   KERNEL(adamw_increment, &h, zero, 8, m0, v0, s);
-  KERNEL(apply, 1 - .1, s, 8, one);
+  KERNEL(apply, 1 - .1, s, 8, one, NULL);
   for (int i = 0; i < 8; i++) CHECK(s[i] == 0 && one[i] == 9, "s %g, w %g", s[i], one[i]);
 }
 
@@ -149,7 +151,7 @@ TEST(adamw_equals_its_composition) {
   float *a = unit_poisoned(n), *b = unit_poisoned(n);
   pg_adamw h = adamw_at(3e-3, .9, .99, 1e-8, 5);
   KERNEL(adamw_increment, &h, g, n, m, v, s);
-  KERNEL(apply, 1 - 3e-3 * .1, s, n, w);
+  KERNEL(apply, 1 - 3e-3 * .1, s, n, w, NULL);
 #define VIEW(x) ((pg_view){(x), columns, 1})
   KERNEL(lerp, VIEW(m2), VIEW(g), 1 - .9, rows, columns);
   KERNEL(unary, PG_SQUARE, VIEW(g), rows, columns, VIEW(a));

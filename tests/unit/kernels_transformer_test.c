@@ -50,18 +50,18 @@ TEST(rmsnorm) {
     double *xd = unit_doubles(n);
     for (int64_t i = 0; i < n; i++) xd[i] = x[i];
     rmsnorm64(xd, want, &s);
-    KERNEL(rmsnorm_forward, x, s.n, s.d, 1e-6f, y, rstd);
+    KERNEL(rmsnorm_forward, PG_F32, x, s.n, s.d, 1e-6f, y, rstd);
     /* One rounding of r and one of the product. */
     CHECK_ERROR("rmsnorm forward", y, want, n, 2 * UNIT_ULP);
     float *copy = unit_clone(x, n);
-    KERNEL(rmsnorm_forward, copy, s.n, s.d, 1e-6f, copy, NULL);
+    KERNEL(rmsnorm_forward, PG_F32, copy, s.n, s.d, 1e-6f, copy, NULL);
     CHECK(unit_same_bits(copy, y, n), "in place, without rstd");
     if (n <= 2000) {
       float *dy = unit_normals(n, 1), *dx = unit_poisoned(n), *sum = unit_normals(n, 1);
       float *base = unit_clone(sum, n);
       double *gradient = unit_doubles(n), scale = 0;
       differences(rmsnorm64, &s, x, n, dy, n, gradient);
-      KERNEL(rmsnorm_backward, dy, x, rstd, s.n, s.d, false, dx);
+      KERNEL(rmsnorm_backward, PG_F32, dy, x, rstd, s.n, s.d, false, dx);
       /* r dy and the projection each carry a few roundings, and for d <= 2 they nearly cancel:
        * measured against the size of r dy. */
       for (int64_t i = 0; i < n; i++) scale += pow((double)dy[i] * rstd[i / s.d], 2);
@@ -70,7 +70,7 @@ TEST(rmsnorm) {
       printf("# %-28s error %.2e (bound %.1e)\n", "rmsnorm backward", sqrt(error / scale),
              4 * UNIT_ULP + 1e-8);
       CHECK(sqrt(error / scale) <= 4 * UNIT_ULP + 1e-8, "error %g", sqrt(error / scale));
-      KERNEL(rmsnorm_backward, dy, x, rstd, s.n, s.d, true, sum);
+      KERNEL(rmsnorm_backward, PG_F32, dy, x, rstd, s.n, s.d, true, sum);
       int wrong = 0;
       for (int64_t i = 0; i < n; i++) wrong += sum[i] != base[i] + dx[i];
       CHECK(!wrong, "`add` differs from adding in %d elements", wrong);
@@ -83,12 +83,12 @@ TEST(rmsnorm) {
 TEST(rmsnorm_by_hand) {
   /* mean(x^2) = 12.5 and eps = 3.5: r = 1/4. A zero row stays zero. */
   float x[] = {3, 4, 0, 0}, y[4] = {NAN, NAN, NAN, NAN}, rstd[2];
-  KERNEL(rmsnorm_forward, x, 2, 2, 3.5f, y, rstd);
+  KERNEL(rmsnorm_forward, PG_F32, x, 2, 2, 3.5f, y, rstd);
   CHECK(y[0] == 0.75f && y[1] == 1.0f && y[2] == 0 && y[3] == 0, "%g %g", y[0], y[1]);
   CHECK(rstd[0] == 0.25f, "rstd %g", rstd[0]);
   /* dy = (1, 0): dx = r (dy - x r^2 (dy.x)/2) = .25 (1 - 3/16*1.5, -4/16*1.5). */
   float dy[] = {1, 0}, dx[2] = {NAN, NAN};
-  KERNEL(rmsnorm_backward, dy, x, rstd, 1, 2, false, dx);
+  KERNEL(rmsnorm_backward, PG_F32, dy, x, rstd, 1, 2, false, dx);
   CHECK(dx[0] == 0.1796875f && dx[1] == -0.09375f, "%g %g", dx[0], dx[1]);
 }
 
@@ -130,11 +130,11 @@ TEST(qk_norm_rope) {
     double *xd = unit_doubles(n), *want = unit_doubles(n);
     for (int64_t i = 0; i < n; i++) xd[i] = x[i];
     rope64(xd, want, &s);
-    KERNEL(qk_norm_rope_forward, x, batch, time, heads, hd, 1e-6f, cosine, sine, y, rstd);
+    KERNEL(qk_norm_rope_forward, PG_F32, x, batch, time, heads, hd, 1e-6f, cosine, sine, y, rstd);
     /* r, the scaled pair, two products, a sum: the vectors' lengths are kept by the rotation. */
     CHECK_ERROR("qk_norm_rope forward", y, want, n, 4 * UNIT_ULP);
     float *dy = unit_normals(n, 1), *dx = unit_poisoned(n);
-    KERNEL(qk_norm_rope_backward, dy, x, rstd, batch, time, heads, hd, cosine, sine, dx);
+    KERNEL(qk_norm_rope_backward, PG_F32, dy, x, rstd, batch, time, heads, hd, cosine, sine, dx);
     double *gradient = unit_doubles(n), scale = 0, error = 0;
     differences(rope64, &s, x, n, dy, n, gradient);
     for (int64_t i = 0; i < n; i++) {
@@ -146,7 +146,7 @@ TEST(qk_norm_rope) {
     CHECK(sqrt(error / scale) <= 6 * UNIT_ULP + 1e-8, "head_dim %lld: error %g", (long long)hd,
           sqrt(error / scale));
     float *in_place = unit_clone(dy, n);
-    KERNEL(qk_norm_rope_backward, in_place, x, rstd, batch, time, heads, hd, cosine, sine,
+    KERNEL(qk_norm_rope_backward, PG_F32, in_place, x, rstd, batch, time, heads, hd, cosine, sine,
            in_place);
     CHECK(unit_same_bits(in_place, dx, n), "in place");
     free(x), free(cosine), free(sine), free(y), free(rstd), free(xd), free(want), free(dy);
@@ -158,13 +158,13 @@ TEST(rope_half_split_by_hand) {
   /* x = (1,2,3,4) turned by a quarter is (-3,-4,1,2), not (-2,1,-4,3); mean(x^2) = 7.5 and
    * eps = 8.5 scale it by 1/4. */
   float x[] = {1, 2, 3, 4}, cosine[] = {0, 0}, sine[] = {1, 1}, y[4], rstd[1];
-  KERNEL(qk_norm_rope_forward, x, 1, 1, 1, 4, 8.5f, cosine, sine, y, rstd);
+  KERNEL(qk_norm_rope_forward, PG_F32, x, 1, 1, 1, 4, 8.5f, cosine, sine, y, rstd);
   CHECK(y[0] == -0.75f && y[1] == -1 && y[2] == 0.25f && y[3] == 0.5f, "%g %g %g %g", y[0], y[1],
         y[2], y[3]);
   /* dx = r (dn - x r^2 mean(dn.x)) with dn = dy turned back; dy = (0,0,1,0) gives dn = (1,0,0,0),
    * so dx = .25 (dn - x / 64). */
   float dy[] = {0, 0, 1, 0}, dx[4];
-  KERNEL(qk_norm_rope_backward, dy, x, rstd, 1, 1, 1, 4, cosine, sine, dx);
+  KERNEL(qk_norm_rope_backward, PG_F32, dy, x, rstd, 1, 1, 1, 4, cosine, sine, dx);
   CHECK(dx[0] == 0.24609375f && dx[1] == -0.0078125f && dx[2] == -0.01171875f &&
             dx[3] == -0.015625f,
         "%g %g %g %g", dx[0], dx[1], dx[2], dx[3]);
@@ -187,18 +187,18 @@ TEST(swiglu) {
       wu[i] = dy[i] * (x / (1 + exp(-x)));
       wg[i] = dy[i] * u[i] * ((x + h) / (1 + exp(-x - h)) - (x - h) / (1 + exp(-x + h))) / (2 * h);
     }
-    KERNEL(swiglu_forward, g, u, n, y);
+    KERNEL(swiglu_forward, PG_F32, g, u, n, y);
     /* exp 1.1 ulp = 2.2u, the sum, the quotient, the product. */
     CHECK_ERROR("swiglu forward", y, want, n, 6 * UNIT_ULP);
-    KERNEL(swiglu_backward, dy, g, u, n, dg, du);
+    KERNEL(swiglu_backward, PG_F32, dy, g, u, n, dg, du);
     CHECK_ERROR("swiglu dup", du, wu, n, 8 * UNIT_ULP);
     /* Differences are good to h^2/6 times the third derivative of silu (at most 0.5). */
     CHECK_ERROR("swiglu dgate", dg, wg, n, 10 * UNIT_ULP + 1e-8);
     float *g2 = unit_clone(g, n), *u2 = unit_clone(u, n);
-    KERNEL(swiglu_backward, dy, g2, u2, n, g2, u2);
+    KERNEL(swiglu_backward, PG_F32, dy, g2, u2, n, g2, u2);
     CHECK(unit_same_bits(g2, dg, n) && unit_same_bits(u2, du, n), "in place");
     g[0] = NAN;
-    KERNEL(swiglu_forward, g, u, n, y);
+    KERNEL(swiglu_forward, PG_F32, g, u, n, y);
     CHECK(isnan(y[0]), "NaN is lost");
     free(g), free(u), free(y), free(dy), free(dg), free(du), free(want), free(wg), free(wu);
     free(g2), free(u2);
@@ -220,9 +220,9 @@ TEST(cross_entropy) {
       for (int64_t j = v; j < ld; j++) z[i * ld + j] = NAN; /* padding: never read */
     }
     float *before = unit_clone(z, n * ld), *loss2 = unit_poisoned(n);
-    KERNEL(cross_entropy, z, n, v, ld, targets, ls, scale, false, loss);
+    KERNEL(cross_entropy, PG_F32, z, n, v, ld, targets, ls, scale, false, loss);
     CHECK(unit_same_bits(z, before, n * ld), "logits changed without a gradient");
-    KERNEL(cross_entropy, z, n, v, ld, targets, ls, scale, true, loss2);
+    KERNEL(cross_entropy, PG_F32, z, n, v, ld, targets, ls, scale, true, loss2);
     CHECK(unit_same_bits(loss, loss2, n), "the loss depends on the gradient flag");
     for (int64_t i = 0; i < n; i++) {
       const float *row = before + i * ld;
@@ -256,18 +256,18 @@ TEST(cross_entropy_by_hand) {
   /* z = (0, log 3): p = (1/4, 3/4). Target 0: loss log 4, gradient (-3/4, 3/4). */
   float z[] = {0, 1.0986123f}, loss[1];
   int32_t target[] = {0};
-  KERNEL(cross_entropy, z, 1, 2, 2, target, 1, 1, true, loss);
+  KERNEL(cross_entropy, PG_F32, z, 1, 2, 2, target, 1, 1, true, loss);
   CHECK_CLOSE(loss[0], 1.3862943611198906, 1e-6);
   CHECK_CLOSE(z[0], -0.75, 1e-6);
   CHECK_CLOSE(z[1], 0.75, 1e-6);
   /* Logits that exponentials of which overflow, and one that is certain: loss 0, not -0 or NaN. */
   float far[] = {1000, -1000, 0};
-  KERNEL(cross_entropy, far, 1, 3, 3, target, 1, 1, true, loss);
+  KERNEL(cross_entropy, PG_F32, far, 1, 3, 3, target, 1, 1, true, loss);
   CHECK(loss[0] == 0 && far[0] == 0 && far[1] == 0 && far[2] == 0, "loss %g", (double)loss[0]);
   float bad[] = {1, NAN, 0, INFINITY, 0, 0};
   float losses[2];
   int32_t targets[] = {0, 1};
-  KERNEL(cross_entropy, bad, 2, 3, 3, targets, 1, 1, true, losses);
+  KERNEL(cross_entropy, PG_F32, bad, 2, 3, 3, targets, 1, 1, true, losses);
   CHECK(!isfinite(losses[0]) && !isfinite(losses[1]), "%g %g", losses[0], losses[1]);
 }
 
@@ -277,7 +277,7 @@ TEST(cross_entropy_large_vocabulary) {
   float *z = unit_floats(v), loss[1];
   int32_t target[] = {50256};
   for (int64_t j = 0; j < v; j++) z[j] = 0.3f;
-  KERNEL(cross_entropy, z, 1, v, v, target, 1, 1, false, loss);
+  KERNEL(cross_entropy, PG_F32, z, 1, v, v, target, 1, 1, false, loss);
   CHECK_CLOSE(loss[0], log(50257.0), UNIT_ULP);
   free(z);
 }

@@ -25,7 +25,9 @@ static inline int unit_backend(int which) {
     printf("# level %s does not run here\n", unit_level);
     return 0;
   }
-  if (k->queue_new(unit_threads, &q) < 0) abort();
+  const pg_queue_options options = {.threads = unit_threads};
+  char why[64];
+  if (k->queue_new(&options, &q, why, sizeof why) < 0) abort();
   printf("# level %s, %d threads\n", unit_level, unit_threads);
   return 1;
 }

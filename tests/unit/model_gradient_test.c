@@ -45,7 +45,8 @@ static void open_fixture(fixture *f, const shape *s, double logit_scale) {
   f->batch = s->batch;
   f->time = s->time;
   f->n = s->batch * s->time;
-  MUST(f->ctx, pg_activations_new(f->ctx, &f->config, s->batch, s->time, true, &f->activations));
+  MUST(f->ctx,
+       pg_activations_new(f->ctx, &f->config, PG_F32, s->batch, s->time, true, &f->activations));
   f->tokens = make_ids(f->n, s->vocab, 1);
   f->targets = make_ids(f->n, s->vocab, 2);
   f->weights = calloc(pg_model_count(f->model), sizeof *f->weights);
@@ -85,7 +86,7 @@ TEST(logits_and_loss_equal_the_reference) {
     double *want = reference_alloc(f.n * vocab), loss, want_loss = reference(&f, want);
     float *got = malloc((size_t)vocab * sizeof *got);
     float *losses = malloc((size_t)f.n * sizeof *losses);
-    const float *hidden;
+    const void *hidden;
     double error = 0, scale = 0, sum = 0;
     MUST(f.ctx, pg_model_forward(f.model, f.activations, f.tokens, f.batch, f.time, &hidden));
     for (int64_t t = 0; t < f.n; t++) {
@@ -323,7 +324,7 @@ TEST(the_first_golden_batch_has_its_loss_and_gradient_norm) {
   pg_activations *a;
   MUST(ctx, pg_model_new(ctx, &c, &model));
   MUST(ctx, pg_model_load(model, PG_TEST_DIR "/golden/trajectory/init.safetensors"));
-  MUST(ctx, pg_activations_new(ctx, &c, 8, 16, true, &a));
+  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 8, 16, true, &a));
   add_gradients(model);
   double loss = pass(model, a, tokens, targets, 8, 16, 1.0 / 128) / 128;
   float *gradients = all_gradients(model, &count);

@@ -97,7 +97,7 @@ static inline float *read_floats(const pg_tensor *t) {
 /* The sum of the losses; with scale != 0 gradients are added up. */
 static inline double pass(const pg_model *model, pg_activations *a, const int32_t *tokens,
                           const int32_t *targets, int64_t batch, int64_t time, double scale) {
-  const float *hidden;
+  const void *hidden;
   double loss;
   pg_context *ctx = pg_model_context(model);
   MUST(ctx, pg_model_forward(model, a, tokens, batch, time, &hidden));

@@ -77,6 +77,7 @@ static inline void increment(job *j, double lr) {
   }
   pg_increment_group group = {.context = ctx,
                               .count = j->count,
+                              .all_rows = j->rows,
                               .rows = j->rows,
                               .columns = j->columns,
                               .gradients = g,
@@ -95,7 +96,7 @@ static inline void increment(job *j, double lr) {
 static inline void apply(job *j, double lr) {
   for (size_t i = 0; i < j->count; i++) {
     int status = ctx->kernels->apply(ctx->queue, 1 - lr * get(j, "weight_decay", 0), j->s[i]->data,
-                                     j->rows * j->columns, j->w[i]->data);
+                                     j->rows * j->columns, j->w[i]->data, NULL);
     CHECK(status == 0, "apply");
   }
 }

@@ -315,7 +315,8 @@ TEST(refused_writes_leave_no_file) {
   pg_tensor *t = counted(PG_F32, 600, 1000);
   const pg_named_tensor twice[] = {{.name = "a", .tensor = t}, {.name = "a", .tensor = t}};
   const pg_named_tensor reserved[] = {{.name = "__metadata__", .tensor = t}};
-  const pg_named_tensor bytes[] = {{.name = "\xff", .tensor = t}}, few[] = {{"a", NULL, -1}};
+  const pg_named_tensor bytes[] = {{.name = "\xff", .tensor = t}},
+                        few[] = {{.name = "a", .ones = -1}};
   CHECK(pg_safetensors_write(ctx, path, twice, 2, NULL) == PG_EINVAL);
   CHECK(strstr(pg_context_message(ctx), "given twice"), "%s", pg_context_message(ctx));
   CHECK(pg_safetensors_write(ctx, path, reserved, 1, NULL) == PG_EINVAL);

@@ -2,6 +2,7 @@
 local cli = require "perigee.cli"
 local core = require "perigee.core"
 local errors = require "perigee.errors"
+local open = require "perigee.open"
 
 local command = {
   name = "doctor", usage = "doctor",
@@ -28,6 +29,17 @@ end
 
 local function line(name, value) print(("%-16s %s"):format(name, tostring(value))) end
 
+-- Memory of the GPU in use, or why there is none.
+local function cuda_line(ctx, device)
+  if ctx:device() == "cuda" then
+    return ("device %d of %d, %.1f of %.1f GiB free"):format(device.index, device.count,
+      (device.memory_free or 0) / 2 ^ 30, (device.memory_total or 0) / 2 ^ 30)
+  end
+  local other, message = core.context { device = "cuda" }
+  if other then other:close() end
+  return other and "works when asked for" or message:match("not available: (.*)") or message
+end
+
 return function(words)
   local options = cli.parse(command, words)
   if options.help then
@@ -44,8 +56,10 @@ return function(words)
   line("cpu level", ("%s (built: %s)"):format(ctx:cpu_level(),
     table.concat(core.build.cpu_levels or {}, ", ")))
   line("memory", host.memory_bytes and ("%.1f GiB"):format(host.memory_bytes / 2 ^ 30) or "?")
-  line("device", ctx:device())
-  line("cuda", core.build.cuda and "built" or "not built")
+  local device = errors.try(ctx:describe())
+  line("device", ("%s: %s"):format(ctx:device(), device.name))
+  line("cuda", cuda_line(ctx, device))
+  line("compute", ("%s (auto)"):format(open.compute(ctx, "auto")))
   line("threads", ctx:threads())
   line("openblas", host.openblas or "?")
   line("openblas mode", host.openblas_parallel or "?")

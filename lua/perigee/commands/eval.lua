@@ -6,6 +6,7 @@ local core = require "perigee.core"
 local data = require "perigee.data"
 local directory = require "perigee.directory"
 local errors = require "perigee.errors"
+local open = require "perigee.open"
 
 local command = {
   name = "eval",
@@ -26,6 +27,7 @@ local command = {
       help = "positions of the Hilbert panel (default 2048, or what the split holds)" },
     { name = "ranks", value = "N", kind = "integer", min = 1,
       help = "panel as if split over N ranks (default 1)" },
+    cli.device_option, cli.compute_option,
     { name = "threads", value = "N", kind = "integer", min = 1, help = "compute threads" },
     { name = "json", help = "one JSON object a line instead of a table" },
   },
@@ -49,7 +51,8 @@ end
 
 local function evaluate(ctx, path, shared)
   local model_config = errors.try(core.checkpoint_config(ctx, path))
-  local model <close> = errors.try(core.model(ctx, model_config))
+  local model <close> = errors.try(core.model(ctx, model_config,
+    shared.compute))
   errors.try(model:load(path .. "/model.safetensors"))
   local validation = errors.try(core.model_validate(model, { data = shared.data,
     val = shared.val, micro = shared.micro, tokens = shared.tokens }))
@@ -105,6 +108,7 @@ local function prepare(ctx, paths, options)
   end
   return {
     data = source.path, val = source.val, tokens = tokens, context = first.context, micro = micro,
+    compute = open.compute(ctx, options.compute or "auto"),
     panel = errors.try(core.panel(ctx, { data = source.path, val = source.val,
       time = first.context, vocab = first.vocab, tokens = wanted, ranks = options.ranks or 1,
       micro = micro })),
@@ -117,7 +121,9 @@ return function(words)
     io.stdout:write(cli.help(command))
     return 0
   end
-  local ctx <close> = errors.try(core.context { device = "cpu", threads = options.threads })
+  local device, index = check.device(nil, "--device", options.device or "auto")
+  local ctx <close> = errors.try(core.context { device = device, device_index = index,
+    threads = options.threads })
   local paths = {}
   for i, path in ipairs(positional) do paths[i] = checkpoints.resolve(ctx, path) end
   local shared = prepare(ctx, paths, options)

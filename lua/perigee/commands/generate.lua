@@ -1,8 +1,10 @@
 -- perigee generate DIR --prompt "…"
 local cli = require "perigee.cli"
+local check = require "perigee.check"
 local checkpoints = require "perigee.checkpoints"
 local core = require "perigee.core"
 local errors = require "perigee.errors"
+local open = require "perigee.open"
 
 local command = {
   name = "generate", usage = "generate DIR --prompt TEXT [--tokens N] [--temperature X]",
@@ -18,6 +20,7 @@ local command = {
     { name = "top-k", value = "K", kind = "integer", min = 0,
       help = "draw from the K most likely tokens; 0 from all (default 50)" },
     { name = "seed", value = "N", kind = "integer", min = 0, help = "seed of the draws" },
+    cli.device_option, cli.compute_option,
     { name = "threads", value = "N", kind = "integer", min = 1, help = "compute threads" },
   },
 }
@@ -28,14 +31,17 @@ return function(words)
     io.stdout:write(cli.help(command))
     return 0
   end
-  local ctx <close> = errors.try(core.context { device = "cpu", threads = options.threads })
+  local device, device_index = check.device(nil, "--device", options.device or "auto")
+  local ctx <close> = errors.try(core.context { device = device, device_index = device_index,
+    threads = options.threads })
   local path = checkpoints.resolve(ctx, positional[1])
   local file = path .. "/tokenizer.json"
   if core.fs.kind(file) ~= "file" then
     errors.world(("ENOENT: %s has no tokenizer.json: text needs one"):format(path), "ENOENT")
   end
   local tokenizer <close> = errors.try(core.tokenizer(ctx, file))
-  local model <close> = errors.try(core.model(ctx, errors.try(core.checkpoint_config(ctx, path))))
+  local model <close> = errors.try(core.model(ctx, errors.try(core.checkpoint_config(ctx, path)),
+    open.compute(ctx, options.compute or "auto")))
   errors.try(model:load(path .. "/model.safetensors"))
   local prompt = options.prompt or ""
   local tokens = prompt ~= "" and errors.try(tokenizer:encode(prompt)) or {}

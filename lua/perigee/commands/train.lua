@@ -1,6 +1,7 @@
 -- perigee train RECIPE
 local cli = require "perigee.cli"
 local loop = require "perigee.commands.loop"
+local plan = require "perigee.commands.plan"
 local session = require "perigee.session"
 
 local command = {
@@ -10,6 +11,7 @@ local command = {
     .. "checkpoint to resume from.",
   positional = { 1, 1 },
   options = cli.with_training {
+    { name = "dry-run", help = "show the ranks and the plan, train nothing, write nothing" },
     { name = "out", value = "DIR", help = "the run directory, which must not exist" },
   },
 }
@@ -22,5 +24,9 @@ return function(words)
   end
   options.set = cli.settings(options.set)
   options.signals = true
+  if options.dry_run then
+    options.dry_run = nil
+    return plan(positional[1], options)
+  end
   return loop(session.new(positional[1], options))
 end

@@ -1,0 +1,315 @@
+/* The communicator over MPI, for ranks on CPUs. Every collective is a nonblocking one that is
+ * polled, so that a wait can end: with a failure that another rank reports on a second
+ * communicator, or because a rank does not come. A rank that waited too long asks who else waits;
+ * who does not answer is the one that is missing.
+ *
+ * All ranks get the same bits: each element is summed in one place, or in an order that differs
+ * only by the commutation of two terms. */
+#include "../comm_internal.h"
+
+#include <mpi.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define MAX_REQUESTS 64
+#define CHUNK ((int64_t)1 << 28) /* elements of one collective; MPI counts in int */
+/* A rank inside MPI answers within this many seconds, however busy the machine is. */
+#define GRACE 2.0
+/* After a failure the others have this long to hear of it. */
+#define FAREWELL 10.0
+
+enum { TAG_FAILURE = 1, TAG_WAITING, TAG_FAREWELL };
+
+typedef struct note {
+  int64_t sequence;
+  int rank; /* that failed first */
+  char text[sizeof((pg_comm *)0)->failure];
+} note;
+
+typedef struct mpi_comm {
+  pg_comm public;
+  MPI_Comm data, watch;
+  MPI_Request requests[MAX_REQUESTS];
+  int count;
+  int64_t sequence;       /* of the operation last begun */
+  const char *operation;  /* its name, for messages */
+  bool *waiting, *gone;   /* [world]: answered in this wait; knows of a failure */
+  note out;               /* what this rank sends; one at a time and never changed while */
+  MPI_Request *sends;     /* [world] */
+  bool sending, answered; /* answered: the others know that this rank waits */
+  double asked;           /* when this rank asked; 0: not yet */
+} mpi_comm;
+
+static bool open_already, healthy = true;
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int failed(mpi_comm *c, int rank, const char *text) {
+  pg__comm_note(&c->public, rank, text);
+  healthy = false;
+  return -1;
+}
+
+/* An error of MPI itself: this rank's own failure, unless another is known. */
+static int refused(mpi_comm *c, int code) {
+  char reason[MPI_MAX_ERROR_STRING] = "", text[sizeof c->public.failure];
+  int length;
+  MPI_Error_string(code, reason, &length);
+  snprintf(text, sizeof text, "rank %d failed: MPI, %s: %s", c->public.rank, c->operation, reason);
+  const bool first = c->public.failed_rank < 0;
+  failed(c, c->public.rank, text);
+  if (first) c->public.ops->report(&c->public);
+  return -1;
+}
+
+/* Send c->out to all others. Small messages leave at once; should one not, it is given up. */
+static void send_all(mpi_comm *c, int tag) {
+  int world = c->public.world, done = 0;
+  if (c->sending) MPI_Testall(world, c->sends, &done, MPI_STATUSES_IGNORE);
+  if (c->sending && !done)
+    for (double end = now() + GRACE; !done && now() < end; sched_yield())
+      MPI_Testall(world, c->sends, &done, MPI_STATUSES_IGNORE);
+  if (c->sending && !done) return;
+  c->out.sequence = c->sequence;
+  c->out.rank = c->public.failed_rank;
+  memcpy(c->out.text, c->public.failure, sizeof c->out.text);
+  for (int r = 0; r < world; r++) {
+    c->sends[r] = MPI_REQUEST_NULL;
+    if (r != c->public.rank)
+      MPI_Isend(&c->out, sizeof c->out, MPI_BYTE, r, tag, c->watch, &c->sends[r]);
+  }
+  c->sending = true;
+}
+
+static void report(pg_comm *comm) {
+  healthy = false;
+  send_all((mpi_comm *)comm, TAG_FAILURE);
+}
+
+/* Take the notes that have come. */
+static void listen_to_others(mpi_comm *c) {
+  for (;;) {
+    int flag = 0;
+    MPI_Status from;
+    note n;
+    if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, c->watch, &flag, &from) != MPI_SUCCESS || !flag)
+      return;
+    if (MPI_Recv(&n, sizeof n, MPI_BYTE, from.MPI_SOURCE, from.MPI_TAG, c->watch,
+                 MPI_STATUS_IGNORE) != MPI_SUCCESS)
+      return;
+    n.text[sizeof n.text - 1] = 0;
+    if (from.MPI_TAG == TAG_WAITING) {
+      if (n.sequence != c->sequence) continue;
+      c->waiting[from.MPI_SOURCE] = true;
+    } else {
+      if (from.MPI_TAG == TAG_FAREWELL) c->gone[from.MPI_SOURCE] = true;
+      failed(c, n.rank, n.text);
+    }
+  }
+}
+
+/* The wait has lasted too long and those who could answer have: name who is missing. */
+static int name_missing(mpi_comm *c) {
+  char text[sizeof c->public.failure], missing[200] = "";
+  int first = -1, count = 0;
+  size_t used = 0;
+  for (int r = 0; r < c->public.world; r++) {
+    if (r == c->public.rank || c->waiting[r]) continue;
+    if (first < 0) first = r;
+    if (count++ < 16)
+      used += (size_t)snprintf(missing + used, sizeof missing - used, "%s%d", used ? ", " : "", r);
+  }
+  if (count)
+    snprintf(text, sizeof text, "rank %s did not come to %s within %g s", missing, c->operation,
+             c->public.timeout);
+  else
+    snprintf(text, sizeof text, "%s did not end within %g s although all ranks wait in it",
+             c->operation, c->public.timeout);
+  failed(c, first < 0 ? c->public.rank : first, text);
+  for (int r = 0; r < c->public.world; r++)
+    if (!c->waiting[r]) c->gone[r] = true; /* no farewell will come from there */
+  c->public.ops->report(&c->public);
+  return -1;
+}
+
+/* Until all requests are complete. */
+static int finish(pg_comm *comm, pg_queue *queue) {
+  (void)queue;
+  mpi_comm *c = (mpi_comm *)comm;
+  double start = now(), t = start;
+  memset(c->waiting, 0, (size_t)comm->world * sizeof *c->waiting);
+  c->asked = 0;
+  c->answered = false;
+  for (int64_t turn = 0;; turn++) {
+    int done = 0, code = MPI_Testall(c->count, c->requests, &done, MPI_STATUSES_IGNORE);
+    if (code != MPI_SUCCESS) return refused(c, code);
+    if (done) break;
+    if (turn % 16 == 0) {
+      listen_to_others(c);
+      if (comm->failed_rank >= 0) return -1;
+      t = now();
+    }
+    bool asked_by_others = false;
+    for (int r = 0; !c->answered && r < comm->world; r++) asked_by_others |= c->waiting[r];
+    if (!c->answered && (asked_by_others || t - start > comm->timeout)) {
+      c->answered = true;
+      send_all(c, TAG_WAITING);
+    }
+    if (!c->asked && t - start > comm->timeout) c->asked = t;
+    if (c->asked && t - c->asked > GRACE) return name_missing(c);
+    /* Ranks may outnumber CPUs: give way at once, and sleep when it takes long. */
+    if (t - start < 0.02)
+      sched_yield();
+    else
+      nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+  }
+  c->count = 0;
+  return 0;
+}
+
+static int begin(mpi_comm *c, const char *operation) {
+  if (c->count == MAX_REQUESTS && finish(&c->public, NULL) < 0) return -1;
+  c->sequence++;
+  c->operation = operation;
+  listen_to_others(c);
+  return c->public.failed_rank < 0 ? 0 : -1;
+}
+
+static int all_reduce(pg_comm *comm, pg_queue *queue, void *data, int64_t count, pg__comm_type type,
+                      pg__comm_op op) {
+  static const struct {
+    MPI_Datatype type;
+    int64_t size;
+  } types[] = {[PG__COMM_F32] = {MPI_FLOAT, 4},
+               [PG__COMM_F64] = {MPI_DOUBLE, 8},
+               [PG__COMM_U64] = {MPI_UINT64_T, 8}};
+  mpi_comm *c = (mpi_comm *)comm;
+  for (int64_t first = 0; first < count; first += CHUNK) {
+    if (begin(c, queue ? "a sum of gradients" : "an exchange of numbers") < 0) return -1;
+    int n = (int)(count - first < CHUNK ? count - first : CHUNK);
+    int code =
+        MPI_Iallreduce(MPI_IN_PLACE, (char *)data + first * types[type].size, n, types[type].type,
+                       op == PG__COMM_SUM ? MPI_SUM : MPI_MAX, c->data, &c->requests[c->count]);
+    if (code != MPI_SUCCESS) return refused(c, code);
+    c->count++;
+  }
+  return queue ? 0 : finish(comm, NULL);
+}
+
+static int broadcast(pg_comm *comm, pg_queue *queue, void *data, int64_t bytes, int root) {
+  mpi_comm *c = (mpi_comm *)comm;
+  for (int64_t first = 0; first < bytes; first += CHUNK) {
+    if (begin(c, queue ? "an exchange of weights" : "an exchange of data") < 0) return -1;
+    int n = (int)(bytes - first < CHUNK ? bytes - first : CHUNK);
+    int code = MPI_Ibcast((char *)data + first, n, MPI_BYTE, root, c->data, &c->requests[c->count]);
+    if (code != MPI_SUCCESS) return refused(c, code);
+    c->count++;
+  }
+  return queue ? 0 : finish(comm, NULL);
+}
+
+/* After a failure every rank says farewell and waits for those of the others, so that nobody is
+ * ended by the launcher before it has heard the reason. */
+static void close_comm(pg_comm *comm) {
+  mpi_comm *c = (mpi_comm *)comm;
+  open_already = false;
+  if (comm->failed_rank < 0) {
+    /* A last operation may be incomplete only after a failure. */
+    MPI_Comm_free(&c->watch);
+    MPI_Comm_free(&c->data);
+  } else {
+    bool all = false;
+    send_all(c, TAG_FAREWELL);
+    for (double end = now() + FAREWELL; !all && now() < end;) {
+      int done;
+      listen_to_others(c);
+      MPI_Testall(comm->world, c->sends, &done, MPI_STATUSES_IGNORE);
+      all = done;
+      for (int r = 0; r < comm->world; r++) all = all && (r == comm->rank || c->gone[r]);
+      if (!all) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    return; /* messages may be under way: the memory stays */
+  }
+  free(c->waiting);
+  free(c->gone);
+  free(c->sends);
+  free(c);
+}
+
+static const pg__comm_ops ops = {.all_reduce = all_reduce,
+                                 .broadcast = broadcast,
+                                 .finish = finish,
+                                 .report = report,
+                                 .close = close_comm};
+
+/* MPI_Finalize waits for all ranks, so it is called only when all of them will come. */
+static void finalize(void) {
+  int done = 0;
+  MPI_Finalized(&done);
+  if (healthy && !open_already && !done) MPI_Finalize();
+}
+
+static int start_mpi(char *message, size_t size) {
+  int done = 0, provided;
+  MPI_Initialized(&done);
+  if (done) return 0;
+  if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
+    snprintf(message, size, "MPI does not start");
+    return PG_EDEVICE;
+  }
+  atexit(finalize);
+  return 0;
+}
+
+__attribute__((visibility("default"))) int pg__comm_plugin(const pg_comm_options *options,
+                                                           pg_comm *boot, pg_comm **out,
+                                                           char *message, size_t size) {
+  const pg_launch *launch = options->launch;
+  int rank, world, status;
+  (void)boot;
+  *out = NULL;
+  if (open_already) {
+    snprintf(message, size, "this process has a communicator already; close that run first");
+    return PG_ESTATE;
+  }
+  if ((status = start_mpi(message, size)) < 0) return status;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &world);
+  if (world != launch->world || rank != launch->rank) {
+    snprintf(message, size,
+             "%s says rank %d of %d, MPI says rank %d of %d: start with mpirun, or with a plugin "
+             "of srun that this MPI knows (srun --mpi=pmix or pmi2)",
+             launch->by, launch->rank, launch->world, rank, world);
+    return PG_EINVAL;
+  }
+  mpi_comm *c = calloc(1, sizeof *c);
+  if (c) {
+    c->waiting = calloc((size_t)world, sizeof *c->waiting);
+    c->gone = calloc((size_t)world, sizeof *c->gone);
+    c->sends = calloc((size_t)world, sizeof *c->sends);
+  }
+  if (!c || !c->waiting || !c->gone || !c->sends ||
+      MPI_Comm_dup(MPI_COMM_WORLD, &c->data) != MPI_SUCCESS ||
+      MPI_Comm_dup(MPI_COMM_WORLD, &c->watch) != MPI_SUCCESS) {
+    snprintf(message, size, "no memory for a communicator of %d ranks", world);
+    return PG_ENOMEM;
+  }
+  MPI_Comm_set_errhandler(c->data, MPI_ERRORS_RETURN);
+  MPI_Comm_set_errhandler(c->watch, MPI_ERRORS_RETURN);
+  c->public = (pg_comm){.name = "mpi",
+                        .ops = &ops,
+                        .rank = rank,
+                        .world = world,
+                        .timeout = options->timeout,
+                        .failed_rank = -1};
+  c->operation = "the start";
+  open_already = true;
+  *out = &c->public;
+  return 0;
+}

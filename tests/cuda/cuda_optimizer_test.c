@@ -1,0 +1,193 @@
+/* Sums, norm and clip, AdamW, apply, conversion and centring on the device. */
+#include "cuda_unit.h"
+
+static const int64_t sizes[] = {1, 3, 4, 37, 1023, 8192, 8193, 40001};
+#define SIZES (int)(sizeof sizes / sizeof *sizes)
+
+/* Both sides add n numbers in fp64 in different orders: each differs from the exact sum by at most
+ * (n-1) 2^-53 sum |x_i|. Pointers are not always aligned to four elements. */
+TEST(sums) {
+  unit_seed(11);
+  for (int c = 0; c <= SIZES; c++)
+    for (int square = 0; square < 2; square++)
+      for (int offset = 0; offset < 2; offset++) {
+        int64_t n = c < SIZES ? sizes[c] : 0;
+        twin x = normals(PG_F32, n + offset, 1), out = poisoned(PG_F64, 1);
+        double size = 0;
+        for (int64_t i = offset; i < n + offset; i++) {
+          double v = fabs((double)((float *)x.at[CPU])[i]);
+          size += square ? v * v : v;
+        }
+        BOTH(sum, F(x, offset), n, square != 0, P(out));
+        double *got = from_gpu(&out), want = *(double *)out.at[CPU];
+        CHECK(fabs(*got - want) <= 2 * (double)n * 0x1p-53 * size, "n %lld: %.17g, want %.17g",
+              (long long)n, *got, want);
+        /* The same elements at another address give the same bits. */
+        twin y = twin_of(PG_F32, n, (float *)x.at[CPU] + offset);
+        twin out2 = poisoned(PG_F64, 1);
+        ON(GPU, sum, P(y), n, square != 0, P(out2));
+        double *again = from_gpu(&out2);
+        CHECK(*again == *got, "n %lld at another address: %.17g, %.17g", (long long)n, *again,
+              *got);
+        free(got), free(again);
+        drop_twins();
+      }
+}
+
+TEST(sum_of_nan_and_infinity) {
+  float x[] = {1, INFINITY, 2, 3, NAN};
+  for (int n = 4; n <= 5; n++) {
+    twin t = twin_of(PG_F32, n, x), out = poisoned(PG_F64, 1);
+    BOTH(sum, P(t), n, false, P(out));
+    CHECK_SAME("sum", &out);
+    drop_twins();
+  }
+}
+
+/* From the same sums the same bits. */
+TEST(clip) {
+  unit_seed(12);
+  int64_t counts[] = {0, 1, 3, 37, 300, 1023};
+  double norms[] = {1.0, 1e-3, 1e6, INFINITY};
+  for (int c = 0; c < 6; c++)
+    for (int m = 0; m < 4; m++) {
+      double sums[1023];
+      for (int64_t i = 0; i < counts[c]; i++) sums[i] = exp(4 * unit_normal());
+      twin s = twin_of(PG_F64, counts[c], sums), clip = poisoned(PG_F64, 2);
+      twin x = normals(PG_F32, 1023, 1), odd = normals(PG_F32, 1024, 1e-37);
+      BOTH(clip_factor, P(s), counts[c], norms[m], (pg_clip *)P(clip));
+      pg_clip *got = from_gpu(&clip), *want = clip.at[CPU];
+      CHECK(got->norm == want->norm && got->factor == want->factor && got->finite == want->finite,
+            "norm %.17g, factor %.9g, finite %d; want %.17g, %.9g, %d", got->norm, got->factor,
+            got->finite, want->norm, want->factor, want->finite);
+      BOTH(clip_apply, (pg_clip *)P(clip), x.n, P(x));
+      BOTH(clip_apply, (pg_clip *)P(clip), 1023, F(odd, 1));
+      CHECK_SAME("aligned", &x);
+      CHECK_SAME("not aligned, small", &odd);
+      free(got);
+      drop_twins();
+    }
+}
+
+TEST(clip_refuses_what_is_not_finite) {
+  double bad[] = {NAN, INFINITY};
+  for (int c = 0; c < 2; c++) {
+    double sums[] = {1, bad[c], 2};
+    twin s = twin_of(PG_F64, 3, sums), clip = poisoned(PG_F64, 2), x = normals(PG_F32, 37, 1);
+    twin before = clone(&x);
+    BOTH(clip_factor, P(s), 3, 1.0, (pg_clip *)P(clip));
+    BOTH(clip_apply, (pg_clip *)P(clip), 37, P(x));
+    pg_clip *got = from_gpu(&clip), *want = clip.at[CPU];
+    CHECK(got->finite == 0 && want->finite == 0, "finite is %d", got->finite);
+    CHECK(got->factor == want->factor, "factor %g, want %g", got->factor, want->factor);
+    void *a = from_gpu(&x), *b = from_gpu(&before);
+    CHECK(!memcmp(a, b, twin_bytes(&x)), "x changed");
+    free(a), free(b), free(got);
+    drop_twins();
+  }
+}
+
+TEST(adamw) {
+  unit_seed(13);
+  for (int c = 0; c < SIZES; c++)
+    for (int offset = 0; offset < 2; offset++) {
+      int64_t n = sizes[c];
+      /* Gradients from 1e-25 to 1: squares of the small ones are below 2^-126. */
+      twin g = normals(PG_F32, n + 1, 1), m = normals(PG_F32, n + 1, 1), v = clone(&m);
+      twin s = poisoned(PG_F32, n + 1), exponent = normals(PG_F32, n + 1, 10);
+      BOTH(unary, PG_ABS, ((pg_view){F(v, 0), n + 1, 1}), 1, n + 1, ((pg_view){F(v, 0), n + 1, 1}));
+      BOTH(unary, PG_EXP, ((pg_view){F(exponent, 0), n + 1, 1}), 1, n + 1,
+           ((pg_view){F(exponent, 0), n + 1, 1}));
+      twin scale = twin_of(PG_F32, n + 1, exponent.at[CPU]);
+      BOTH(binary, PG_MUL, ((pg_view){F(g, 0), n + 1, 1}), ((pg_view){F(scale, 0), n + 1, 1}), 1,
+           n + 1, ((pg_view){F(g, 0), n + 1, 1}));
+      for (int step = 1; step <= 3; step++) {
+        pg_adamw h = {1e-3, 0.9, 0.999, 1e-8, 1 / (1 - pow(.9, step)), 1 / (1 - pow(.999, step))};
+        BOTH(adamw_increment, &h, F(g, offset), n, F(m, 0), F(v, 0), F(s, 0));
+      }
+      CHECK_SAME("m", &m);
+      CHECK_SAME("v", &v);
+      CHECK_SAME("s", &s);
+      drop_twins();
+    }
+}
+
+TEST(apply) {
+  unit_seed(14);
+  double keeps[] = {1, 1 - 3e-4 * 0.1, 0.5};
+  for (int c = 0; c < SIZES; c++)
+    for (int offset = 0; offset < 2; offset++) {
+      int64_t n = sizes[c];
+      twin w = normals(PG_F32, n + 1, c % 2 ? 1 : 3e-38),
+           s = normals(PG_F32, n, c % 2 ? .1 : 3e-38);
+      twin w2 = clone(&w), copy = poisoned(PG_BF16, n + 1);
+      BOTH(apply, keeps[c % 3], P(s), n, F(w, offset), (uint16_t *)P(copy) + offset);
+      BOTH(apply, keeps[c % 3], P(s), n, F(w2, offset), NULL);
+      CHECK_SAME("w", &w);
+      CHECK_SAME("w without a copy", &w2);
+      CHECK_SAME("copy", &copy);
+      drop_twins();
+    }
+}
+
+TEST(convert) {
+  unit_seed(15);
+  for (int c = 0; c < SIZES; c++)
+    for (int offset = 0; offset < 2; offset++) {
+      int64_t n = sizes[c];
+      twin x = normals(PG_F32, n + 1, 1), half = poisoned(PG_BF16, n + 1);
+      twin back = poisoned(PG_F32, n + 1), same = poisoned(PG_F32, n + 1);
+      BOTH(convert, PG_F32, F(x, offset), PG_BF16, P(half), n);
+      BOTH(convert, PG_BF16, P(half), PG_F32, F(back, offset), n);
+      BOTH(convert, PG_F32, P(x), PG_F32, P(same), n);
+      CHECK_SAME("to bf16", &half);
+      CHECK_SAME("to fp32", &back);
+      CHECK_SAME("a copy", &same);
+      drop_twins();
+    }
+  /* Ties to even both ways, the largest numbers, infinities, NaN, the smallest numbers. */
+  uint32_t bits[] = {0x3f808000, 0x3f818000, 0x3f808001, 0x3f807fff, 0x7f7fffff, 0x7f7f7fff,
+                     0x7f800000, 0xff800000, 0x7f800001, 0x7fffffff, 0xffffffff, 0x00000001,
+                     0x007fffff, 0x80008000, 0x80018000, 0x00000000, 0x80000000};
+  int64_t n = sizeof bits / sizeof *bits;
+  twin x = twin_of(PG_F32, n, bits), half = poisoned(PG_BF16, n), back = poisoned(PG_F32, n);
+  BOTH(convert, PG_F32, P(x), PG_BF16, P(half), n);
+  BOTH(convert, PG_BF16, P(half), PG_F32, P(back), n);
+  CHECK_SAME("special numbers to bf16", &half);
+  CHECK_SAME("special numbers to fp32", &back);
+  drop_twins();
+  for (int s = 0; s < 2; s++)
+    CHECK(sides[s].k->convert(sides[s].q, PG_F32, NULL, PG_I32, NULL, 0) == -1 &&
+              strstr(sides[s].k->message(sides[s].q), "BF16"),
+          "%s", sides[s].k->message(sides[s].q));
+}
+
+/* Same order of sums as on the CPU. */
+TEST(center_rows) {
+  unit_seed(16);
+  int64_t shapes[][2] = {{1, 1}, {1, 37}, {37, 1}, {63, 18}, {65, 300}, {1023, 5}, {5000, 3}};
+  for (int c = 0; c < 7; c++) {
+    int64_t n = shapes[c][0] * shapes[c][1];
+    twin x = normals(PG_F32, n, 1), y = poisoned(PG_F32, n);
+    BOTH(scalar, PG_ADD, ((pg_view){F(x, 0), n, 1}), 100.0, false, 1, n,
+         ((pg_view){F(x, 0), n, 1}));
+    BOTH(center_rows, P(x), shapes[c][0], shapes[c][1], P(y));
+    CHECK_SAME("centred", &y);
+    BOTH(center_rows, P(x), shapes[c][0], shapes[c][1], P(x));
+    CHECK_SAME("in place", &x);
+    drop_twins();
+  }
+}
+
+int main(void) {
+  open_sides();
+  RUN(sums);
+  RUN(sum_of_nan_and_infinity);
+  RUN(clip);
+  RUN(clip_refuses_what_is_not_finite);
+  RUN(adamw);
+  RUN(apply);
+  RUN(convert);
+  RUN(center_rows);
+  return close_sides();
+}

@@ -1,0 +1,292 @@
+/* Queue and memory of the device, and what happens when something is missing or fails: every
+ * operation has to say so and work again afterwards. */
+#include "cuda_unit.h"
+
+#define K sides[GPU].k
+#define Q sides[GPU].q
+#define MESSAGE K->message(Q)
+
+TEST(upload_copy_zero_download) {
+  /* The largest goes around the ring of pinned memory more than once. */
+  size_t sizes[] = {0, 1, 3, 64, 4097, (size_t)5 << 20, ((size_t)33 << 20) + 5};
+  for (int c = 0; c < (UNIT_SLOW ? 6 : 7); c++) {
+    size_t bytes = sizes[c];
+    void *a = NULL, *b = NULL;
+    unsigned char *host = malloc(bytes + 1), *back = malloc(bytes + 1);
+    for (size_t i = 0; i < bytes; i++) host[i] = (unsigned char)(i * 7 + i / 251);
+    CHECK(K->alloc(Q, bytes, &a) == 0 && a && (uintptr_t)a % 64 == 0, "%s", MESSAGE);
+    CHECK(K->alloc(Q, bytes, &b) == 0 && b && b != a, "%s", MESSAGE);
+    CHECK(K->upload(Q, a, host, bytes) == 0, "%s", MESSAGE);
+    memset(host, 0, bytes); /* an upload has read its source when it returns */
+    CHECK(K->copy(Q, b, a, bytes) == 0 && K->zero(Q, a, bytes) == 0, "%s", MESSAGE);
+    CHECK(K->download(Q, back, b, bytes) == 0, "%s", MESSAGE);
+    size_t wrong = 0;
+    for (size_t i = 0; i < bytes; i++) wrong += back[i] != (unsigned char)(i * 7 + i / 251);
+    CHECK(K->download(Q, back, a, bytes) == 0, "%s", MESSAGE);
+    for (size_t i = 0; i < bytes; i++) wrong += back[i] != 0;
+    CHECK(wrong == 0, "%zu of %zu bytes are wrong", wrong, bytes);
+    K->release(Q, a);
+    K->release(Q, b);
+    free(host), free(back);
+  }
+  K->release(Q, NULL);
+  CHECK(K->synchronize(Q) == 0, "%s", MESSAGE);
+}
+
+TEST(device_info) {
+  pg_device_info info;
+  CHECK(K->device_info(Q, &info) == 0, "%s", MESSAGE);
+  CHECK(info.count >= 1 && strstr(info.name, "sm_"), "%d devices, %s", info.count, info.name);
+  CHECK(info.memory_total > 0 && info.memory_free > 0 && info.memory_free <= info.memory_total,
+        "%lld of %lld free", (long long)info.memory_free, (long long)info.memory_total);
+  pg_queue *none = NULL;
+  char why[256] = "";
+  int count = info.count;
+  CHECK(K->queue_new(&(pg_queue_options){.device = count}, &none, why, sizeof why) == -1 && !none,
+        "device %d opened", count);
+  CHECK(strstr(why, "device") && strlen(why) > 20, "said \"%s\"", why);
+  CHECK(K->queue_new(&(pg_queue_options){.device = -1}, &none, NULL, 0) == -1 && !none,
+        "device -1 opened");
+}
+
+TEST(more_memory_than_there_is) {
+  void *memory = &memory;
+  CHECK(K->alloc(Q, (size_t)1 << 50, &memory) == -1 && !memory, "2^50 bytes allocated");
+  CHECK(strstr(MESSAGE, "no memory") && strstr(MESSAGE, "1125899906842624"), "said \"%s\"",
+        MESSAGE);
+  CHECK(K->alloc(Q, 64, &memory) == 0 && memory, "%s", MESSAGE);
+  K->release(Q, memory);
+}
+
+/* One small call of every operation that launches. */
+static twin x, y, z, w, tokens, half, clip, sums;
+static int call(int which) {
+  const int64_t n = 6, d = 8;
+  void *X = x.at[GPU], *Y = y.at[GPU], *Z = z.at[GPU], *W = w.at[GPU], *T = tokens.at[GPU];
+  pg_view a = {X, d, 1}, b = {Y, d, 1}, out = {Z, d, 1};
+  pg_farthest far;
+  pg_gemm g = {.m = n,
+               .n = n,
+               .k = d,
+               .alpha = 1,
+               .lda = d,
+               .ldb = d,
+               .ldc = n,
+               .transpose_b = true,
+               .a = X,
+               .b = Y,
+               .c = Z};
+  pg_adamw h = {1e-3, 0.9, 0.99, 1e-8, 1, 1};
+  switch (which) {
+  case 0: return K->gemm(Q, &g);
+  case 1: return K->embedding_forward(Q, PG_F32, T, n, X, d, Z);
+  case 2: return K->embedding_backward(Q, PG_F32, T, n, X, d, 5, Z);
+  case 3: return K->rmsnorm_forward(Q, PG_F32, X, n, d, 1e-6f, Z, W);
+  case 4: return K->rmsnorm_backward(Q, PG_F32, X, Y, W, n, d, false, Z);
+  case 5: return K->qk_norm_rope_forward(Q, PG_F32, X, 1, n, 2, 4, 1e-6f, Y, Y, Z, W);
+  case 6: return K->qk_norm_rope_backward(Q, PG_F32, X, Y, W, 1, n, 2, 4, Y, Y, Z);
+  case 7: return K->attention_forward(Q, PG_F32, X, Y, X, 1, n, 2, 4, Z, W);
+  case 8:
+    return K->attention_backward(Q, PG_F32, X, Y, X, Y, Z, W, 1, n, 2, 4, half.at[GPU],
+                                 (float *)half.at[GPU] + 48, (float *)half.at[GPU] + 96);
+  case 9: return K->swiglu_forward(Q, PG_F32, X, Y, n * d, Z);
+  case 10: return K->swiglu_backward(Q, PG_F32, X, Y, Z, n * d, Y, Z);
+  case 11: return K->cross_entropy(Q, PG_F32, X, n, d, d, T, 1, 1, true, W);
+  case 12: return K->row_range(Q, X, n, d, d, W);
+  case 13: return K->sum(Q, X, n * d, true, sums.at[GPU]);
+  case 14: return K->clip_factor(Q, sums.at[GPU], 1, 1, clip.at[GPU]);
+  case 15: return K->clip_apply(Q, clip.at[GPU], n * d, X);
+  case 16: return K->adamw_increment(Q, &h, X, n * d, Y, Z, half.at[GPU]);
+  case 17: return K->apply(Q, 0.9, X, n * d, Y, half.at[GPU]);
+  case 18: return K->convert(Q, PG_F32, X, PG_BF16, half.at[GPU], n * d);
+  case 19: return K->binary(Q, PG_ADD, a, b, n, d, out);
+  case 20: return K->scalar(Q, PG_MUL, a, 2, false, n, d, out);
+  case 21: return K->unary(Q, PG_NEG, a, n, d, out);
+  case 22: return K->lerp(Q, a, b, 0.5, n, d);
+  case 23: return K->reduce(Q, PG_SUM, a, n, d, 0, W);
+  case 24: return K->center_rows(Q, X, n, d, Z);
+  case 25: return K->diameter(Q, X, n, d, NULL, &far);
+  case 26: return K->copy(Q, Z, X, 64);
+  case 27: return K->zero(Q, Z, 64);
+  default: return 1;
+  }
+}
+static void make_operands(void) {
+  unit_seed(71);
+  x = normals(PG_F32, 48, 1), y = normals(PG_F32, 48, 1), z = normals(PG_F32, 48, 1);
+  w = normals(PG_F32, 48, 1), half = normals(PG_F32, 144, 1), tokens = tokens_below(6, 5);
+  clip = poisoned(PG_F64, 2), sums = poisoned(PG_F64, 1);
+}
+#define CALLS 28
+
+TEST(every_operation_runs) {
+  make_operands();
+  for (int c = 0; c < CALLS; c++) CHECK(call(c) == 0, "call %d: %s", c, MESSAGE);
+  CHECK(call(CALLS) == 1, "calls are counted");
+  CHECK(K->synchronize(Q) == 0, "%s", MESSAGE);
+  drop_twins();
+}
+
+#ifdef PG_CUDAEMU
+static int open_queue(char *why, size_t size) {
+  pg_queue *opened = NULL;
+  int status = K->queue_new(&(pg_queue_options){.threads = 1}, &opened, why, size);
+  CHECK((status == 0) == (opened != NULL), "status %d, queue %p", status, (void *)opened);
+  K->queue_free(opened);
+  return status;
+}
+
+TEST(no_device) {
+  char why[256] = "";
+  emulate("CUDAEMU_DEVICES", "0");
+  CHECK(open_queue(why, sizeof why) == -1 && strlen(why) > 10, "said \"%s\"", why);
+  emulate("CUDAEMU_DEVICES", NULL);
+  CHECK(open_queue(why, sizeof why) == 0, "said \"%s\"", why);
+}
+
+/* Each call that opening a queue makes fails once. */
+TEST(opening_fails) {
+  const char *calls[] = {"cudaGetDeviceCount", "cudaSetDevice", "cudaGetDeviceProperties",
+                         "cudaStreamCreate",   "launch",        "cudaStreamSynchronize"};
+  for (int c = 0; c < 6; c++) {
+    char fail[64], why[256] = "";
+    snprintf(fail, sizeof fail, "%s:1", calls[c]);
+    emulate("CUDAEMU_FAIL", fail);
+    CHECK(open_queue(why, sizeof why) == -1, "%s did not matter", calls[c]);
+    CHECK(strlen(why) > 10, "%s: said \"%s\"", calls[c], why);
+    emulate("CUDAEMU_FAIL", NULL);
+    CHECK(open_queue(why, sizeof why) == 0, "after %s: \"%s\"", calls[c], why);
+  }
+}
+
+/* The first, the second, ... launch of every operation fails: -1 and a text that names a kernel or
+ * a call; then the same operation works. */
+TEST(launches_fail) {
+  make_operands();
+  for (int c = 0; c < CALLS; c++) {
+    int failed = 0;
+    const char *what = c == 0    ? "cublasLtMatmul"
+                       : c == 26 ? "cudaMemcpyAsync"
+                       : c == 27 ? "cudaMemsetAsync"
+                                 : "launch";
+    for (int nth = 1; nth < 40; nth++) {
+      char fail[64];
+      snprintf(fail, sizeof fail, "%s:%d", what, nth);
+      emulate("CUDAEMU_FAIL", fail);
+      int status = call(c);
+      if (status == 0) break;
+      CHECK(status == -1 && strlen(MESSAGE) > 10, "call %d, %s: %d, \"%s\"", c, fail, status,
+            MESSAGE);
+      failed++;
+    }
+    emulate("CUDAEMU_FAIL", NULL);
+    CHECK(failed > 0, "call %d: no failure of %s noticed", c, what);
+    CHECK(call(c) == 0, "call %d afterwards: %s", c, MESSAGE);
+  }
+  CHECK(K->synchronize(Q) == 0, "%s", MESSAGE);
+  drop_twins();
+}
+
+/* An allocation fails, the n-th for every n, on a queue that has no memory yet. */
+TEST(allocations_fail) {
+  for (int c = 0; c < CALLS; c++)
+    for (int nth = 1; nth < 20; nth++) {
+      pg_queue *before = Q;
+      char fail[64], why[256];
+      CHECK(K->queue_new(&(pg_queue_options){.threads = 1}, &Q, why, sizeof why) == 0, "%s", why);
+      make_operands();
+      snprintf(fail, sizeof fail, "cudaMalloc:%d", nth);
+      emulate("CUDAEMU_FAIL", fail);
+      int status = call(c);
+      CHECK(status == 0 || strlen(MESSAGE) > 10, "call %d, %s: \"%s\"", c, fail, MESSAGE);
+      emulate("CUDAEMU_FAIL", NULL);
+      CHECK(call(c) == 0, "call %d after %s: %s", c, fail, MESSAGE);
+      drop_twins();
+      K->queue_free(Q);
+      Q = before;
+      if (status == 0) break;
+    }
+}
+
+TEST(copies_fail) {
+  const char *calls[] = {"cudaMemcpyAsync", "cudaEventRecord", "cudaEventSynchronize",
+                         "cudaMallocHost", "cudaEventCreate"};
+  for (int c = 0; c < 5; c++)
+    for (int down = 0; down < 2; down++) {
+      pg_queue *before = Q;
+      char fail[64], host[64] = "", why[256];
+      void *memory = NULL;
+      CHECK(K->queue_new(&(pg_queue_options){.threads = 1}, &Q, why, sizeof why) == 0, "%s", why);
+      CHECK(K->alloc(Q, 64, &memory) == 0, "%s", MESSAGE);
+      snprintf(fail, sizeof fail, "%s:1", calls[c]);
+      emulate("CUDAEMU_FAIL", fail);
+      int status = down ? K->download(Q, host, memory, 64) : K->upload(Q, memory, host, 64);
+      CHECK(status == -1 && strlen(MESSAGE) > 10, "%s: %d, \"%s\"", calls[c], status, MESSAGE);
+      emulate("CUDAEMU_FAIL", NULL);
+      CHECK(K->upload(Q, memory, host, 64) == 0, "after %s: %s", calls[c], MESSAGE);
+      K->release(Q, memory);
+      K->queue_free(Q);
+      Q = before;
+    }
+}
+
+/* Queued work fails while it runs: the next call that waits says so, and every later one. */
+TEST(work_fails_later) {
+  pg_queue *before = Q;
+  char why[256];
+  CHECK(K->queue_new(&(pg_queue_options){.threads = 1}, &Q, why, sizeof why) == 0, "%s", why);
+  make_operands();
+  CHECK(K->synchronize(Q) == 0, "%s", MESSAGE);
+  emulate("CUDAEMU_FAIL", "execute:1");
+  int launched = call(21); /* eager streams notice at once, others at the next wait */
+  CHECK(launched == 0 || strlen(MESSAGE) > 10, "%s", MESSAGE);
+  CHECK(K->synchronize(Q) == -1 && strstr(MESSAGE, "illegal"), "\"%s\"", MESSAGE);
+  CHECK(K->synchronize(Q) == -1, "the error went away");
+  emulate("CUDAEMU_FAIL", NULL);
+  drop_twins();
+  K->queue_free(Q);
+  Q = before;
+}
+
+/* 64 MB: what does not fit is refused, what was released is used again, and the diameter of a cloud
+ * whose copy does not fit says what is missing. */
+TEST(little_memory) {
+  char why[256];
+  void *a = NULL, *b = NULL;
+  K->queue_free(Q); /* with what it keeps of released memory */
+  emulate("CUDAEMU_MEMORY", "64m");
+  CHECK(K->queue_new(&(pg_queue_options){.threads = 1}, &Q, why, sizeof why) == 0, "%s", why);
+  CHECK(K->alloc(Q, (size_t)40 << 20, &a) == 0, "%s", MESSAGE);
+  CHECK(K->alloc(Q, (size_t)40 << 20, &b) == -1 && !b && strstr(MESSAGE, "no memory"), "%s",
+        MESSAGE);
+  pg_farthest far;
+  int64_t d = 1 << 20;
+  CHECK(K->zero(Q, a, (size_t)40 << 20) == 0, "%s", MESSAGE);
+  CHECK(K->diameter(Q, a, 10, d, NULL, &far) == -1 && strstr(MESSAGE, "no memory"), "%s", MESSAGE);
+  K->release(Q, a);
+  /* Another size: the cached buffer goes back to the driver first. */
+  CHECK(K->alloc(Q, (size_t)48 << 20, &b) == 0, "%s", MESSAGE);
+  K->release(Q, b);
+  K->queue_free(Q);
+  emulate("CUDAEMU_MEMORY", NULL);
+  CHECK(K->queue_new(&(pg_queue_options){.threads = 1}, &Q, why, sizeof why) == 0, "%s", why);
+}
+#endif
+
+int main(void) {
+  open_sides();
+  RUN(upload_copy_zero_download);
+  RUN(device_info);
+  RUN(more_memory_than_there_is);
+  RUN(every_operation_runs);
+#ifdef PG_CUDAEMU
+  RUN(no_device);
+  RUN(opening_fails);
+  RUN(launches_fail);
+  RUN(allocations_fail);
+  RUN(copies_fail);
+  RUN(little_memory);
+  RUN(work_fails_later);
+#endif
+  return close_sides();
+}
