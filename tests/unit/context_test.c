@@ -48,7 +48,11 @@ TEST(devices) {
     CHECK(pg_context_new(&options, &ctx, message, sizeof message) == PG_EDEVICE);
     CHECK(!ctx && strstr(message, missing[i]) && (i == 0 || strstr(message, "\"cpu\"")), "%s",
           message);
-    if (i == 0) CHECK(strstr(message, "no CUDA plugin"), "%s", message);
+    /* A build without the plugin says so; the plugin itself names what the machine lacks. */
+    if (i == 0)
+      CHECK(strstr(message, "no CUDA plugin") || strstr(message, "driver") ||
+                strstr(message, "no device"),
+            "%s", message);
     CHECK(pg_context_new(&options, &ctx, NULL, 0) == PG_EDEVICE);
     char tiny[4];
     CHECK(pg_context_new(&options, &ctx, tiny, sizeof tiny) == PG_EDEVICE && strlen(tiny) == 3);
