@@ -2,6 +2,7 @@
 #include "internal.h"
 
 #include <assert.h>
+#include <stdio.h>
 
 int pg__alloc(pg_context *ctx, size_t bytes, const char *what, void **out) {
   *out = NULL;
@@ -9,10 +10,15 @@ int pg__alloc(pg_context *ctx, size_t bytes, const char *what, void **out) {
   if (bytes > (size_t)INT64_MAX / 2 ||
       ctx->kernels->alloc(ctx->queue, bytes ? bytes : 1, out) < 0 || !*out) {
     *out = NULL;
+    pg_device_info device;
+    char free_text[64] = "";
+    if (ctx->kernels->device_info(ctx->queue, &device) == 0 && device.memory_total > 0)
+      snprintf(free_text, sizeof free_text, ", %.3f of %.3f GiB are free",
+               (double)device.memory_free / 0x1p30, (double)device.memory_total / 0x1p30);
     return pg_fail(ctx, PG_ENOMEM,
-                   "%s: no room for %zu bytes (%.3f GiB) on device \"%s\"; %.3f GiB are in use",
+                   "%s: no room for %zu bytes (%.3f GiB) on device \"%s\"; %.3f GiB are in use%s",
                    what, bytes, (double)bytes / 0x1p30, ctx->kernels->name,
-                   (double)ctx->bytes / 0x1p30);
+                   (double)ctx->bytes / 0x1p30, free_text);
   }
   ctx->bytes += (int64_t)bytes;
   if (ctx->bytes > ctx->peak_bytes) ctx->peak_bytes = ctx->bytes;

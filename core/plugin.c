@@ -63,6 +63,11 @@ bool pg__cuda_plugin(char *path, size_t size) {
 
 const pg_kernels *pg__cuda_kernels(char *message, size_t size) {
   const pg_kernels *(*kernels)(void) = NULL;
+  char path[PATH_MAX];
+  if (!pg__cuda_plugin(path, sizeof path)) {
+    snprintf(message, size, "this build has no CUDA plugin (" PG_CUDA_PLUGIN ")");
+    return NULL;
+  }
   if (pg__plugin_symbol(PG_CUDA_PLUGIN, "pg_cuda_kernels", (void **)&kernels, message, size) < 0)
     return NULL;
   return kernels();

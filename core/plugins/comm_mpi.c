@@ -33,13 +33,13 @@ typedef struct mpi_comm {
   MPI_Comm data, watch;
   MPI_Request requests[MAX_REQUESTS];
   int count;
-  int64_t sequence;       /* of the operation last begun */
-  const char *operation;  /* its name, for messages */
-  bool *waiting, *gone;   /* [world]: answered in this wait; knows of a failure */
-  note out;               /* what this rank sends; one at a time and never changed while */
-  MPI_Request *sends;     /* [world] */
-  bool sending, answered; /* answered: the others know that this rank waits */
-  double asked;           /* when this rank asked; 0: not yet */
+  int64_t sequence;      /* of the operation last begun */
+  const char *operation; /* its name, for messages */
+  bool *waiting;         /* [world]: answered in this wait */
+  bool *gone, *missing;  /* [world]: knows of a failure; did not come */
+  MPI_Request *sends;    /* [world]: the farewells */
+  bool answered;         /* the others know that this rank waits */
+  double asked;          /* when this rank asked; 0: not yet */
 } mpi_comm;
 
 static bool open_already, healthy = true;
@@ -68,23 +68,23 @@ static int refused(mpi_comm *c, int code) {
   return -1;
 }
 
-/* Send c->out to all others. Small messages leave at once; should one not, it is given up. */
+/* Send a note to all others, and wait for nothing: a rank that hangs takes no messages. The memory
+ * stays, since there are few notes and the last ones are under way when the process ends. */
 static void send_all(mpi_comm *c, int tag) {
-  int world = c->public.world, done = 0;
-  if (c->sending) MPI_Testall(world, c->sends, &done, MPI_STATUSES_IGNORE);
-  if (c->sending && !done)
-    for (double end = now() + GRACE; !done && now() < end; sched_yield())
-      MPI_Testall(world, c->sends, &done, MPI_STATUSES_IGNORE);
-  if (c->sending && !done) return;
-  c->out.sequence = c->sequence;
-  c->out.rank = c->public.failed_rank;
-  memcpy(c->out.text, c->public.failure, sizeof c->out.text);
-  for (int r = 0; r < world; r++) {
-    c->sends[r] = MPI_REQUEST_NULL;
-    if (r != c->public.rank)
-      MPI_Isend(&c->out, sizeof c->out, MPI_BYTE, r, tag, c->watch, &c->sends[r]);
+  note *n = calloc(1, sizeof *n);
+  if (!n) return;
+  n->sequence = c->sequence;
+  n->rank = c->public.failed_rank;
+  memcpy(n->text, c->public.failure, sizeof n->text);
+  for (int r = 0; r < c->public.world; r++) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (r == c->public.rank) continue;
+    MPI_Isend(n, sizeof *n, MPI_BYTE, r, tag, c->watch, &request);
+    if (tag == TAG_FAREWELL)
+      c->sends[r] = request;
+    else if (request != MPI_REQUEST_NULL)
+      MPI_Request_free(&request);
   }
-  c->sending = true;
 }
 
 static void report(pg_comm *comm) {
@@ -132,8 +132,7 @@ static int name_missing(mpi_comm *c) {
     snprintf(text, sizeof text, "%s did not end within %g s although all ranks wait in it",
              c->operation, c->public.timeout);
   failed(c, first < 0 ? c->public.rank : first, text);
-  for (int r = 0; r < c->public.world; r++)
-    if (!c->waiting[r]) c->gone[r] = true; /* no farewell will come from there */
+  for (int r = 0; r < c->public.world; r++) c->missing[r] = r != c->public.rank && !c->waiting[r];
   c->public.ops->report(&c->public);
   return -1;
 }
@@ -225,19 +224,23 @@ static void close_comm(pg_comm *comm) {
     MPI_Comm_free(&c->data);
   } else {
     bool all = false;
+    for (int r = 0; r < comm->world; r++) c->sends[r] = MPI_REQUEST_NULL;
     send_all(c, TAG_FAREWELL);
     for (double end = now() + FAREWELL; !all && now() < end;) {
-      int done;
       listen_to_others(c);
-      MPI_Testall(comm->world, c->sends, &done, MPI_STATUSES_IGNORE);
-      all = done;
-      for (int r = 0; r < comm->world; r++) all = all && (r == comm->rank || c->gone[r]);
+      all = true;
+      for (int r = 0; r < comm->world; r++) {
+        int sent;
+        MPI_Test(&c->sends[r], &sent, MPI_STATUS_IGNORE);
+        all = all && (r == comm->rank || c->missing[r] || (sent && c->gone[r]));
+      }
       if (!all) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
     return; /* messages may be under way: the memory stays */
   }
   free(c->waiting);
   free(c->gone);
+  free(c->missing);
   free(c->sends);
   free(c);
 }
@@ -292,9 +295,10 @@ __attribute__((visibility("default"))) int pg__comm_plugin(const pg_comm_options
   if (c) {
     c->waiting = calloc((size_t)world, sizeof *c->waiting);
     c->gone = calloc((size_t)world, sizeof *c->gone);
+    c->missing = calloc((size_t)world, sizeof *c->missing);
     c->sends = calloc((size_t)world, sizeof *c->sends);
   }
-  if (!c || !c->waiting || !c->gone || !c->sends ||
+  if (!c || !c->waiting || !c->gone || !c->missing || !c->sends ||
       MPI_Comm_dup(MPI_COMM_WORLD, &c->data) != MPI_SUCCESS ||
       MPI_Comm_dup(MPI_COMM_WORLD, &c->watch) != MPI_SUCCESS) {
     snprintf(message, size, "no memory for a communicator of %d ranks", world);

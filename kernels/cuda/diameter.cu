@@ -13,6 +13,7 @@
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define CAPACITY (16 * PG_TILE * PG_TILE) /* candidates, of 16 bytes */
 #define MAX_BATCH 16384                   /* tiles */

@@ -115,8 +115,8 @@ static __global__ void next_seeds(const float *far, int64_t rows, int *seeds,
   const float *mine = far + (int64_t)blockIdx.x * rows;
   float top = -INFINITY;
   int first = 0x7fffffff;
-  for (int j = (int)threadIdx.x; j < rows; j += (int)blockDim.x)
-    if (mine[j] > top) top = mine[j], first = j;
+  for (int64_t j = threadIdx.x; j < rows; j += blockDim.x)
+    if (mine[j] > top) top = mine[j], first = (int)j;
   const float best = pg_block_reduce(top, tops, pg_larger());
   first = pg_block_reduce(top == best ? first : 0x7fffffff, firsts, pg_smaller());
   if (threadIdx.x) return;

@@ -38,13 +38,13 @@ end
 
 -- recipe.lua and the Lua files it loaded.
 function directory.write_recipe(path, reading)
-  errors.try(core.fs.write(path .. "/recipe.lua", reading.text))
   if #reading.files > 0 then
     errors.try(core.fs.make(path .. "/recipe"))
     for _, file in ipairs(sources.archive_names(reading).files) do
       errors.try(core.fs.write(path .. "/" .. file.archived, file.text))
     end
   end
+  errors.try(core.fs.write(path .. "/recipe.lua", reading.text))
 end
 
 function directory.write_json(path, value)

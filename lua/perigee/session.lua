@@ -120,9 +120,10 @@ function session.new(from, options)
     run.out = run:from_first(function() return directory.reserve(options.out, run.spec.name) end)
     local ok, e = pcall(function()
       if run.rank > 0 then return end
-      directory.write_recipe(run.out, run.reading)
+      sources.archive_names(run.reading)
       directory.write_json(run.out .. "/config.json", config.build(run))
       directory.write_json(run.out .. "/state.json", state.place(run))
+      directory.write_recipe(run.out, run.reading) -- where it is, the others are
       run.metrics = errors.try(core.metrics(run.ctx, run.out .. "/metrics.jsonl"))
     end)
     if not ok then

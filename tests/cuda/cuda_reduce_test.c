@@ -79,6 +79,7 @@ TEST(nan_and_infinity) {
   unit_seed(23);
   for (int c = 0; c < SHAPES; c++)
     for (int kind = 0; kind < 3; kind++) {
+      if (kind == 1 + c % 2) continue; /* of the infinities one kind for each shape */
       float *host = malloc(ROOM * sizeof *host);
       for (int64_t i = 0; i < ROOM; i++) {
         float rare = unit_uniform() < 0.5 ? INFINITY : -INFINITY;

@@ -32,6 +32,10 @@
   0 /* whether the largest sizes are left out: race detection takes 20 times longer */
 #endif
 
+#ifdef PG_PLUGIN_PATH
+#include <dlfcn.h>
+#endif
+
 #ifdef PG_CUDAEMU
 void cudaemu_reload(void);
 /* Sets (NULL: unsets) a variable of the emulation from here on. */
@@ -49,17 +53,33 @@ static struct side {
   const pg_kernels *k;
   pg_queue *q;
 } sides[2];
-static int side_; /* of the call that BOTH makes */
+static __attribute__((unused)) int side_; /* of the call that BOTH makes */
 
+static inline const pg_kernels *cuda_table(void) {
+#ifdef PG_PLUGIN_PATH
+  void *plugin = dlopen(PG_PLUGIN_PATH, RTLD_NOW);
+  const pg_kernels *(*table)(void) = NULL;
+  if (plugin) *(void **)&table = dlsym(plugin, "pg_cuda_kernels");
+  if (!table) {
+    printf("%s\n", dlerror());
+    exit(1);
+  }
+  return table();
+#else
+  return pg_cuda_kernels();
+#endif
+}
+
+/* Leaves with status 77 where there is no device. */
 static inline void open_sides(void) {
   const pg_queue_options options = {.threads = 1};
   char why[256];
   sides[CPU].k = &pg_cpu_base_kernels;
-  sides[GPU].k = pg_cuda_kernels();
+  sides[GPU].k = cuda_table();
   for (int s = 0; s < 2; s++)
     if (sides[s].k->queue_new(&options, &sides[s].q, why, sizeof why) < 0) {
       printf("%s: %s\n", sides[s].k->name, why);
-      exit(1);
+      exit(77);
     }
 }
 static inline int close_sides(void) {

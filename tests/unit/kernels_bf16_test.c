@@ -312,7 +312,9 @@ TEST(apply_with_copy) {
   for (int c = 0; c < 5; c++) {
     int64_t n = sizes[c];
     float *w = unit_normals(n, 1), *s = unit_normals(n, 1e-3), *plain = unit_clone(w, n);
-    pair p = {w, poisoned(n).h};
+    pair p = poisoned(n);
+    free(p.f);
+    p.f = w;
     KERNEL(apply, 1 - 3e-4, s, n, plain, NULL);
     KERNEL(apply, 1 - 3e-4, s, n, w, p.h);
     CHECK(unit_same_bits(w, plain, n), "the copy changes the weights");

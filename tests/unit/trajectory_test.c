@@ -15,6 +15,11 @@
 
 #define LOSS_BAR 1e-6
 #define NORM_BAR 5e-6
+#ifdef PG_GUARD_H /* see CMakeLists.txt: every kernel costs two system calls */
+#define GUARDED true
+#else
+#define GUARDED false
+#endif
 #define FOLDER PG_TEST_DIR "/golden/trajectory"
 
 static pg_context *ctx;
@@ -201,6 +206,7 @@ static void follow(pg_dtype compute, const char *head, int64_t micro) {
   json_array_foreach(json_object_get(runs, head), i, record) {
     pg_step s;
     pg_diameter d;
+    if (GUARDED && i == 10) break;
     double scale = step(&t, &s), want = number(record, "head_step_diameter");
     CHECK_CLOSE(scale, number(record, "lr_scale"), 1e-14);
     CHECK_CLOSE(s.loss, number(record, "loss"), bar.loss);
@@ -232,14 +238,14 @@ static void follow(pg_dtype compute, const char *head, int64_t micro) {
       worst[4] = fmax(worst[4], relative(rms, number(record, "hilbert_rms")));
     }
   }
-  CHECK(i == 40, "%zu updates", i);
+  CHECK(i == (GUARDED ? 10 : 40), "%zu updates", i);
   printf(
       "  %s, %s, micro %lld: worst relative error of loss %.2g, gradient norm %.2g, diameter %.2g, "
       "validation loss %.2g, Hilbert RMS %.2g\n",
       head, pg_dtype_name(compute), (long long)micro, worst[0], worst[1], worst[2], worst[3],
       worst[4]);
   snprintf(final, sizeof final, "%s_final", head);
-  if (compute == PG_F32) compare_weights(&t, json_object_get(runs, final));
+  if (compute == PG_F32 && !GUARDED) compare_weights(&t, json_object_get(runs, final));
   close_trial(&t);
 }
 
@@ -290,7 +296,7 @@ TEST(resume_is_exact) {
   } cases[] = {{"adamw", PG_F32}, {"rownorm", PG_F32}, {"rownorm", PG_BF16}};
   CHECK(mkdtemp(folder) != NULL);
   snprintf(path, sizeof path, "%s/00000007", folder);
-  for (int h = 0; h < 3; h++) {
+  for (int h = GUARDED ? 2 : 0; h < 3; h++) {
     const char *head = cases[h].head;
     pg_dtype compute = cases[h].compute;
     trial whole, first, second;
@@ -430,14 +436,16 @@ int main(void) {
   live_at_start = pg_context_live_tensors(ctx);
   MUST(pg__json_load(ctx, FOLDER "/expected.json", 1 << 20, &expected));
   RUN(adamw_head);
-  RUN(rownorm_head);
-  RUN(rownorm_head_four_micro_batches);
-  RUN(adamw_head_in_bf16);
+  if (!GUARDED) {
+    RUN(rownorm_head);
+    RUN(rownorm_head_four_micro_batches);
+    RUN(micro_batches_change_nothing_but_rounding);
+    RUN(refusal_applies_nothing);
+    RUN(decay_applies_once);
+    RUN(adamw_head_in_bf16);
+  }
   RUN(rownorm_head_in_bf16);
   RUN(resume_is_exact);
-  RUN(micro_batches_change_nothing_but_rounding);
-  RUN(refusal_applies_nothing);
-  RUN(decay_applies_once);
   RUN(no_tensor_leaks);
   json_decref(expected);
   pg_context_free(ctx);

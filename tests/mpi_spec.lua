@@ -1,0 +1,328 @@
+-- Several ranks on CPUs, started by mpirun: the same training as on one rank, and what happens when
+-- one of them fails. Tests are tagged #mpi.
+local support = require "lua_support"
+local core = support.core
+
+local recipe = support.root .. "/tests/mpi_recipe.lua"
+local environment = "OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 "
+  .. "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+local start = "timeout 100 mpirun --bind-to none --oversubscribe"
+
+local function why_not()
+  if support.shell("command -v mpirun") ~= 0 then return "there is no mpirun" end
+  if core.fs.kind(support.build .. "/lib/perigee/perigee_mpi.so") ~= "file" then
+    return "this build has no perigee_mpi.so"
+  end
+end
+local skipped = why_not()
+
+-- it(), unless there is nothing to run it with.
+local function mpi_it(name, f)
+  it(name .. " #mpi", function()
+    if skipped then return pending(skipped) end
+    f()
+  end)
+end
+
+local function words_of(command, settings)
+  local words = {}
+  for _, word in ipairs(command) do words[#words + 1] = support.quote(word) end
+  local names = {}
+  for name in pairs(settings or {}) do names[#names + 1] = name end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    words[#words + 1] = "--set " .. support.quote(name .. "=" .. tostring(settings[name]))
+  end
+  return support.quote(support.program) .. " " .. table.concat(words, " ")
+end
+
+local function run(ranks, command, settings)
+  local prefix = ranks == 0 and "" or ("%s -n %d "):format(start, ranks)
+  return support.shell(("cd %s && %s%s%s"):format(support.quote(support.root), environment, prefix,
+    words_of(command, settings)))
+end
+
+local function train(ranks, settings, ...)
+  local out = support.folder() .. "/run"
+  local code, stdout, err = run(ranks, { "train", recipe, "--out", out, ... }, settings)
+  return out, code, stdout, err
+end
+
+-- Lines of the ranks on standard error, by rank; mpirun adds lines of its own.
+local function complaints(err)
+  local found, count = {}, 0
+  for rank, text in err:gmatch("perigee: rank (%d+): ([^\n]*)") do
+    assert.is_nil(found[rank], "rank " .. rank .. " says two things: " .. err)
+    found[rank] = text
+    count = count + 1
+  end
+  return found, count
+end
+
+-- Relative error of every number that does not measure time or memory; exact for the rest.
+local function same(a, b)
+  local _, want = support.metrics(a)
+  local _, got = support.metrics(b)
+  local compared = 0
+  for update, line in pairs(want) do
+    assert.is_table(got[update], "update " .. update)
+    for name, x in pairs(line) do
+      local y = got[update][name]
+      if name:match("^performance/") or name:match("^memory/") or name == "validation/seconds" then
+        assert.is_number(y)
+      elseif math.type(x) == "float" then
+        -- 1e-6 is the bar of an fp32 implementation for the loss; the perplexity is its
+        -- exponential and the loss is at most 4.7.
+        local bar = name:match("perplexity") and 5e-6 or 1e-6
+        assert.is_true(math.abs(x - y) <= bar * math.abs(x),
+          ("update %d, %s: %.9g and %.9g"):format(update, name, x, y))
+        compared = compared + 1
+      else
+        assert.same(x, y, ("update %d, %s"):format(update, name))
+      end
+    end
+  end
+  return compared
+end
+
+local alone = {} -- sequences and head -> the run directory of one rank
+local function one_rank(settings)
+  local key = ("%d %s %s"):format(settings.sequences or 8, settings.head or "adamw",
+    tostring(settings.own))
+  if not alone[key] then
+    local out, code, _, err = train(0, settings)
+    assert.equal(0, code, err)
+    alone[key] = out
+  end
+  return alone[key]
+end
+
+teardown(support.clean)
+
+describe("ranks", function()
+  for _, case in ipairs {
+    { 2, { head = "adamw", shard = true } }, { 2, { head = "rownorm", shard = false } },
+    { 3, { head = "rownorm", shard = true, sequences = 6, micro = 1 } },
+    { 3, { head = "adamw", shard = false, sequences = 6, micro = 2 } },
+    { 4, { head = "rownorm", shard = true } }, { 4, { head = "adamw", shard = false } },
+    { 4, { head = "adamw", shard = true, micro = 0 } },
+    { 3, { head = "adamw", shard = true, sequences = 6, micro = 2, own = true } },
+  } do
+    local ranks, settings = case[1], case[2]
+    local words = {}
+    for name, value in pairs(settings) do words[#words + 1] = name .. "=" .. tostring(value) end
+    table.sort(words)
+    mpi_it(("train the golden trajectory on %d ranks, %s"):format(ranks,
+      table.concat(words, " ")), function()
+      local out, code, stdout, err = train(ranks, settings)
+      assert.equal(0, code, err)
+      assert.is_true(same(one_rank(settings), out) > 200)
+      assert.matches("printed at 20.*printed at 40", stdout)
+      assert.equal(2, select(2, stdout:gsub("printed at", "")))
+      local described = support.json(out .. "/config.json")
+      assert.equal(ranks, described.batch.ranks)
+    end)
+  end
+
+  mpi_it("agree with one rank's numbers from an independent program", function()
+    local expected = support.json(support.golden .. "/expected.json").runs.adamw
+    local out, code, _, err = train(4, { head = "adamw" })
+    assert.equal(0, code, err)
+    local _, lines = support.metrics(out)
+    for i, want in ipairs(expected) do
+      local loss, norm = lines[i]["train/loss"], lines[i]["train/grad_norm"]
+      assert.is_true(math.abs(loss - want.loss) <= 1e-6 * want.loss)
+      assert.is_true(math.abs(norm - want.grad_norm) <= 5e-6 * want.grad_norm)
+    end
+  end)
+
+  mpi_it("continue a checkpoint of other ranks: 4, 2, 4, 1", function()
+    local out, code, _, err = train(4, { last = 11, head = "rownorm" })
+    assert.equal(0, code, err)
+    for _, step in ipairs { { 2, 20 }, { 4, 31 }, { 0, 40 } } do
+      local ended, _, text = run(step[1], { "resume", out, "--allow-changed-recipe",
+        "--max-updates", tostring(step[2]) }, { last = step[2] })
+      assert.equal(0, ended, text)
+    end
+    assert.is_true(same(one_rank { head = "rownorm" }, out) > 200)
+  end)
+
+  mpi_it("show who would do what with --dry-run", function()
+    local folder = support.folder()
+    local code, stdout, err = support.shell(("cd %s && %s%s -n 3 %s"):format(folder, environment,
+      start, words_of({ "train", recipe, "--dry-run" },
+      { golden = support.golden, sequences = 6, micro = 1 })))
+    assert.equal(0, code, err)
+    assert.matches("rank%s+host%s+local%s+device%s+threads", stdout)
+    for rank = 0, 2 do
+      assert.matches(("\n%d%%s+%%S+%%s+%d%%s+cpu%%s+1%%s"):format(rank, rank), stdout)
+    end
+    assert.matches("3 ranks %(mpirun, mpi%): 2 sequences each per update, in 2 micro%-batches of 1",
+      stdout)
+    assert.same({}, core.fs.list(folder))
+  end)
+end)
+
+-- What the failing rank and the others say; all end, in time.
+local function fails(settings, own, others, options)
+  options = options or {}
+  settings.sequences, settings.micro = 6, 2
+  local before = core.clock()
+  local out, code, _, err = train(3, settings)
+  local seconds = core.clock() - before
+  assert.is_true(code ~= 0 and code ~= 75, "exit code " .. code)
+  assert.is_true(seconds < 15, ("it took %.1f s: %s"):format(seconds, err))
+  local found = complaints(err)
+  for _, rank in ipairs(options.ranks or { "0", "2" }) do
+    assert.is_string(found[rank], err)
+    assert.is_truthy(found[rank]:find(others, 1, true), found[rank])
+  end
+  if own then
+    assert.is_string(found["1"], err)
+    assert.is_truthy(found["1"]:find(own, 1, true), found["1"])
+  end
+  local summary = support.json(out .. "/summary.json")
+  assert.equal("failed", summary.status)
+  assert.is_truthy(summary.reason:find(others, 1, true), summary.reason)
+  return out, err
+end
+
+describe("a failure of one rank ends all of them", function()
+  mpi_it("when its gradient is not finite", function()
+    local text = "is not finite on rank 1 (loss nan); nothing was applied"
+    fails({ fault = "nan" }, text, text)
+  end)
+
+  mpi_it("when its hook raises an error", function()
+    fails({ fault = "hook" }, "this hook is broken", "rank 1 failed: ")
+  end)
+
+  mpi_it("when its optimizer raises an error", function()
+    fails({ fault = "optimizer" }, "this optimizer is broken", "rank 1 failed: ")
+  end)
+
+  mpi_it("when a hook ends the process", function()
+    fails({ fault = "exit" }, nil, "rank 1 failed: the process ended before the run did")
+  end)
+
+  mpi_it("when it does not come", function()
+    fails({ fault = "hang", timeout = 2.0 }, nil, "rank 1 did not come to ")
+  end)
+
+  mpi_it("when its data cannot be read", function()
+    -- Rank 1 has a folder whose shard has the same size, but tokens outside the vocabulary.
+    local folder = support.folder()
+    local code, _, err = support.shell(("cp -r %s %s/data && cp -r %s %s/other"):format(
+      support.golden, folder, support.golden, folder))
+    assert.equal(0, code, err)
+    local spoiled = support.read(folder .. "/other/fineweb_train_000001.bin")
+    support.write(folder .. "/other/fineweb_train_000001.bin",
+      spoiled:sub(1, 1024) .. ("\255"):rep(#spoiled - 1024))
+    local out = folder .. "/run"
+    local function words(data)
+      return ("env -C %s/%s "):format(folder, data) .. words_of({ "train", recipe, "--quiet",
+        "--out", out }, { sequences = 6, golden = support.golden, data = "data", fault = "data" })
+    end
+    for _, place in ipairs { "a", "b" } do assert(core.fs.make(folder .. "/" .. place)) end
+    support.shell(("ln -s ../data %s/a/data; ln -s ../other %s/b/data"):format(folder, folder))
+    code, _, err = support.shell(("%s%s -n 1 %s : -n 1 %s : -n 1 %s"):format(environment, start,
+      words("a"), words("b"), words("a")))
+    assert.is_true(code ~= 0)
+    local found = complaints(err)
+    assert.is_truthy(found["1"]:find("EDATA", 1, true), err)
+    for _, rank in ipairs { "0", "2" } do
+      assert.is_truthy(found[rank]:find("rank 1 failed: ", 1, true), err)
+      assert.is_truthy(found[rank]:find("vocabulary", 1, true), err)
+    end
+  end)
+
+  mpi_it("when it is killed, through the launcher", function()
+    local _, code = train(3, { fault = "kill", sequences = 6 })
+    assert.is_true(code ~= 0 and code ~= 124, "exit code " .. code)
+  end)
+end)
+
+describe("ranks stop together", function()
+  mpi_it("with one checkpoint after a signal to one of them", function()
+    local out, code, _, err = train(3, { fault = "signal", sequences = 6, rank = 2 })
+    assert.equal(75, code, err)
+    local summary = support.json(out .. "/summary.json")
+    assert.equal("stopped", summary.status)
+    assert.equal("SIGTERM", summary.reason)
+    assert.equal(3, summary.update)
+    assert.same({ "00000003" }, core.fs.list(out .. "/checkpoints"))
+    local ended, _, text = run(2, { "resume", out, "--quiet" }, { micro = 1, fault = "none" })
+    assert.equal(1, ended) -- another recipe
+    assert.matches("the recipe is not the one", text)
+    ended, _, text = run(2, { "resume", out, "--quiet", "--allow-changed-recipe" },
+      { micro = 1, fault = "none" })
+    assert.equal(0, ended, text)
+    assert.is_true(same(one_rank { sequences = 6 }, out) > 200)
+  end)
+
+  mpi_it("when a hook of one of them asks for it", function()
+    local out, code, _, err = train(3, { fault = "stop", sequences = 6 })
+    assert.equal(0, code, err)
+    assert.equal(3, support.json(out .. "/summary.json").update)
+  end)
+
+  mpi_it("at a time limit", function()
+    local out, code, _, err = train(2, { updates = 100000, last = 100000, every = 100000 },
+      "--max-time", "1")
+    assert.equal(75, code, err)
+    assert.equal("--max-time", support.json(out .. "/summary.json").reason)
+  end)
+end)
+
+describe("ranks that cannot train together are refused", function()
+  -- Every rank says why, and nothing is written.
+  local function refused(out, code, err, text)
+    assert.is_true(code ~= 0 and code ~= 124, "exit code " .. code)
+    local found, count = complaints(err)
+    assert.is_true(count >= 1, err)
+    for _, line in pairs(found) do assert.is_truthy(line:find(text, 1, true), line) end
+    assert.is_nil(core.fs.kind(out))
+    return count
+  end
+
+  mpi_it("when their number does not divide the batch", function()
+    local out, code, _, err = train(3, {})
+    refused(out, code, err, "batch.sequences = 8 cannot be split over 3 ranks in micro-batches of "
+      .. "2: expected a multiple of 6")
+    out, code, _, err = train(3, { micro = 0 })
+    refused(out, code, err, "batch.sequences = 8 cannot be split over 3 ranks: expected a multiple "
+      .. "of 3")
+  end)
+
+  mpi_it("when their recipes differ", function()
+    local out = support.folder() .. "/run"
+    local function words(updates)
+      return words_of({ "train", recipe, "--out", out }, { updates = updates })
+    end
+    local code, _, err = support.shell(("cd %s && %s%s -n 1 %s : -n 1 %s"):format(
+      support.quote(support.root), environment, start, words(40), words(41)))
+    assert.equal(2, refused(out, code, err,
+      "of rank 1 is not that of rank 0 (set updates=41, not set updates=40)"))
+  end)
+
+  mpi_it("when the run directory exists", function()
+    local out = support.folder()
+    local code, _, err = run(2, { "train", recipe, "--out", out })
+    assert.equal(1, code)
+    local found = complaints(err)
+    assert.matches("EEXIST", found["0"])
+    assert.matches("rank 0 failed: EEXIST", found["1"])
+  end)
+
+  it("when nothing connects them", function()
+    local code, _, err = support.shell(("cd %s && RANK=0 WORLD_SIZE=2 %s"):format(
+      support.quote(support.root), words_of { "train", recipe, "--device", "cpu" }))
+    assert.equal(1, code)
+    assert.is_true(support.one_line(err, "rank 0: ", "WORLD_SIZE = 2 on the cpu",
+      "mpirun or srun"), err)
+    code, _, err = support.shell(("cd %s && RANK=2 WORLD_SIZE=2 %s"):format(
+      support.quote(support.root), words_of { "train", recipe }))
+    assert.equal(1, code)
+    assert.is_true(support.one_line(err, "RANK = 2 with WORLD_SIZE = 2 is not allowed"), err)
+  end)
+end)
