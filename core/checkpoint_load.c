@@ -61,8 +61,10 @@ fail:
 static int need_integer(pg_context *ctx, const char *file, const json_t *object, const char *key,
                         int64_t *out) {
   const json_t *value = json_object_get(object, key);
-  if (!json_is_integer(value) || json_integer_value(value) < 0)
-    return pg_fail(ctx, PG_EFORMAT, "%s: \"%s\" must be an integer >= 0", file, key);
+  /* 2^53: every counter a run can reach, with room for sums. */
+  if (!json_is_integer(value) || json_integer_value(value) < 0 ||
+      json_integer_value(value) > (json_int_t)1 << 53)
+    return pg_fail(ctx, PG_EFORMAT, "%s: \"%s\" must be an integer from 0 to 2^53", file, key);
   *out = json_integer_value(value);
   return 0;
 }
@@ -274,6 +276,13 @@ int pg_checkpoint_load(pg_run *run, const char *path, const pg_checkpoint_load_o
 
   PG_TRY(pg__join(ctx, path, "state.json", file));
   PG_TRY(pg__json_load(ctx, file, JSON_LIMIT, &state));
+  int64_t format = 0;
+  PG_TRY(need_integer(ctx, file, state, "format", &format));
+  if (format != PG__CHECKPOINT_FORMAT) {
+    status = pg_fail(ctx, PG_EFORMAT, "%s has format %lld; this version reads %d", file,
+                     (long long)format, PG__CHECKPOINT_FORMAT);
+    goto fail;
+  }
   PG_TRY(need_integer(ctx, file, state, "update", &updates));
   PG_TRY(need_integer(ctx, file, state, "tokens", &tokens));
   const json_t *data = json_object_get(state, "data");

@@ -112,6 +112,9 @@ static int chunks_next(chunks *c, const char **text, size_t *size) {
 /* ---- checks ---------------------------------------------------------------------------------- */
 static int check_name(pg_context *ctx, const char *name) {
   bool good = *name && *name != '.';
+  /* Such a name would put shards of one split into the other. */
+  if (strstr(name, "_train_") || strstr(name, "_val_"))
+    return pg_fail(ctx, PG_EINVAL, "prepare: name \"%s\" must not contain _train_ or _val_", name);
   for (const char *s = name; *s; s++)
     good = good && (isalnum((unsigned char)*s) || strchr("._-", *s));
   if (good) return 0;

@@ -2,14 +2,17 @@
  * command line. The Lua files are in EXEDIR/lua (build tree) or EXEDIR/../share/lua/5.4
  * (installed). */
 #include "../core/version.h"
+#include <fcntl.h>
 #include <lauxlib.h>
 #include <limits.h>
 #include <lua.h>
 #include <lualib.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 int luaopen_perigee_core(lua_State *L);
@@ -101,13 +104,24 @@ static int describe_error(lua_State *L) {
   return 1;
 }
 
+/* Standard descriptors that the caller closed: else the first files opened would take their
+ * places, and libraries would write messages into them. */
+static void fill_descriptors(void) {
+  int fd;
+  do fd = open("/dev/null", O_RDWR);
+  while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd >= 0) close(fd);
+}
+
 int main(int argc, char **argv) {
   if (argc == 2 && strcmp(argv[1], "--version") == 0) {
     puts("perigee " PG_VERSION);
-    return EXIT_DONE;
+    return fflush(stdout) == 0 ? EXIT_DONE : EXIT_ERROR;
   }
   /* A reader of our output that goes away must not end a training run; writes fail instead. */
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of the write, as a full disk is */
+  fill_descriptors();
   lua_State *L = luaL_newstate();
   if (!L) {
     fputs("perigee: out of memory\n", stderr);
@@ -126,5 +140,13 @@ int main(int argc, char **argv) {
     fprintf(stderr, "perigee: %s\n", text ? text : "an error without a text");
   }
   lua_close(L);
+  /* What was to be kept must have been written: a full disk is an error of the command. A reader
+   * at the end of a pipe that went away is not. */
+  struct stat out;
+  bool kept = fstat(STDOUT_FILENO, &out) == 0 && !S_ISFIFO(out.st_mode) && !S_ISSOCK(out.st_mode);
+  if ((fflush(stdout) != 0 || ferror(stdout)) && kept && code == EXIT_DONE) {
+    fputs("perigee: standard output cannot be written\n", stderr);
+    code = EXIT_ERROR;
+  }
   return code;
 }

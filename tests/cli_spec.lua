@@ -463,3 +463,41 @@ return tonumber(arg[2])]])
     refused(2, { "--temperature" }, { "generate", run, "--temperature", "-1" })
   end)
 end)
+
+describe("odd callers", function()
+  it("two processes do not work in one run directory", function()
+    local folder = support.folder()
+    local code, _, err = support.shell(("cd %s; export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1; "
+      .. "%s train %s --set data=%s --set updates=100000 --quiet --out run & pid=$!; "
+      .. "until [ -e run/metrics.jsonl ]; do sleep 0.05; done; %s resume run --quiet; code=$?; "
+      .. "kill $pid; wait $pid; exit $code"):format(support.quote(folder),
+      support.quote(support.program), tiny, data, support.quote(support.program)))
+    assert.equal(1, code)
+    assert.matches("in use by another process", err)
+  end)
+
+  it("closed standard descriptors change nothing", function()
+    local folder = support.folder()
+    local code, _, err = support.shell(("cd %s; OMP_NUM_THREADS=1 %s train %s --set data=%s "
+      .. "--set updates=3 --quiet --out run <&- >&- 2>&-"):format(support.quote(folder),
+      support.quote(support.program), tiny, data))
+    assert.equal(0, code, err)
+    assert.equal("finished", support.json(folder .. "/run/summary.json").status)
+  end)
+
+  it("output that cannot be written is an error", function()
+    local code = support.shell(support.quote(support.program) .. " doctor >/dev/full")
+    assert.equal(1, code)
+  end)
+
+  it("weights that are not finite are never saved", function()
+    local folder = support.folder()
+    local path = support.write(folder .. "/diverges.lua", support.read(tiny:gsub("'", ""))
+      :gsub("lr = 4e%-3", "lr = 1e40"))
+    local code, _, err = support.perigee({ "train", path, "--set", "data=" .. data:gsub("'", ""),
+      "--set", "updates=1", "--quiet", "--out", folder .. "/run" })
+    assert.equal(1, code, err)
+    assert.matches("ENONFINITE", err)
+    assert.is_nil(core.fs.kind(folder .. "/run/checkpoints/00000001"))
+  end)
+end)

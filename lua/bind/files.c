@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 static int done(lua_State *L, struct pg_context *scratch, int status) {
@@ -203,6 +204,28 @@ static int fs_rename(lua_State *L) {
   return 1;
 }
 
+/* lock(folder) -> descriptor; nil, text, "ESTATE" while another process holds it. The lock ends
+ * with unlock or the process. File systems without locks let everybody pass. */
+static int fs_lock(lua_State *L) {
+  const char *path = pgl_string(L, 1, "path");
+  const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return pgl_fail_errno(L, errno, "open", path);
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    close(fd);
+    lua_pushnil(L);
+    lua_pushfstring(L, "ESTATE: %s is in use by another process", path);
+    lua_pushliteral(L, "ESTATE");
+    return 3;
+  }
+  lua_pushinteger(L, fd);
+  return 1;
+}
+
+static int fs_unlock(lua_State *L) {
+  close((int)pgl_integer(L, 1, "descriptor", 0, INT_MAX));
+  return 0;
+}
+
 static const luaL_Reg functions[] = {{"list", fs_list},
                                      {"exists", fs_exists},
                                      {"kind", fs_kind},
@@ -218,6 +241,8 @@ static const luaL_Reg functions[] = {{"list", fs_list},
                                      {"make_exclusive", fs_make_exclusive},
                                      {"remove", fs_remove},
                                      {"rename", fs_rename},
+                                     {"lock", fs_lock},
+                                     {"unlock", fs_unlock},
                                      {NULL, NULL}};
 
 void pgl_open_files(lua_State *L) {

@@ -1,6 +1,6 @@
-/* SIGINT and SIGTERM as flags. A handler counts, remembers the first signal, and may cancel one
- * context's long operation; everything else is the program's to decide at its next safe point. A
- * second signal only raises the count: it must not kill a run that is saving. */
+/* SIGINT, SIGTERM and SIGHUP as flags. A handler counts, remembers the first signal, and may cancel
+ * one context's long operation; everything else is the program's to decide at its next safe point.
+ * A second signal only raises the count: it must not kill a run that is saving. */
 #include "bind.h"
 #include <errno.h>
 #include <signal.h>
@@ -8,8 +8,8 @@
 static volatile sig_atomic_t pending, count;
 static pg_context *volatile target; /* also cancelled by a signal; or NULL */
 static bool installed;
-static struct sigaction previous[2];
-static const int numbers[2] = {SIGINT, SIGTERM};
+static struct sigaction previous[3];
+static const int numbers[3] = {SIGINT, SIGTERM, SIGHUP};
 
 static void handle(int number) {
   pg_context *ctx = target;
@@ -23,7 +23,7 @@ static void handle(int number) {
 static int signals_install(lua_State *L) {
   struct sigaction action = {.sa_handler = handle};
   sigemptyset(&action.sa_mask);
-  for (int i = 0; i < 2 && !installed; i++)
+  for (int i = 0; i < 3 && !installed; i++)
     if (sigaction(numbers[i], &action, &previous[i]) != 0)
       return pgl_fail_errno(L, errno, "install", "signal handlers");
   installed = true;
@@ -33,7 +33,7 @@ static int signals_install(lua_State *L) {
 /* uninstall(): back to what was before install. */
 static int signals_uninstall(lua_State *L) {
   (void)L;
-  for (int i = 0; i < 2 && installed; i++) sigaction(numbers[i], &previous[i], NULL);
+  for (int i = 0; i < 3 && installed; i++) sigaction(numbers[i], &previous[i], NULL);
   installed = false;
   return 0;
 }
@@ -42,7 +42,7 @@ static int signals_pending(lua_State *L) {
   if (!pending)
     lua_pushnil(L);
   else
-    lua_pushstring(L, pending == SIGINT ? "SIGINT" : "SIGTERM");
+    lua_pushstring(L, pending == SIGINT ? "SIGINT" : pending == SIGHUP ? "SIGHUP" : "SIGTERM");
   return 1;
 }
 

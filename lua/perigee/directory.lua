@@ -9,6 +9,7 @@ local directory = {}
 -- Create `out`, or runs/NAME-NNN with the next free number; returns the path.
 function directory.reserve(out, name)
   if out then
+    out = #out > 1 and out:gsub("/+$", "") or out
     local parent = out:match("^(.*)/[^/]+/*$")
     if parent and parent ~= "" then errors.try(core.fs.make(parent)) end
     local ok, message, code = core.fs.make_exclusive(out)

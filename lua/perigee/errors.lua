@@ -95,15 +95,24 @@ end
 
 function errors.is_failure(e) return getmetatable(e) == Failure end
 
+-- One line of valid UTF-8 without control characters, and not endless.
+local function one_line(text)
+  text = text:gsub("%s*\n%s*", " | ")
+  if #text > 4000 then text = text:sub(1, 4000) .. "…" end
+  text = text:gsub("[%z\1-\8\11-\31\127]", function(c) return ("\\x%02x"):format(c:byte()) end)
+  if utf8.len(text) then return text end
+  return (text:gsub("[\128-\255]", function(c) return ("\\x%02x"):format(c:byte()) end))
+end
+
 -- The text of any error value, in one line, whatever it is and whatever its __tostring does.
 function errors.text(e)
-  if type(e) == "string" then return (errors.strip(e):gsub("%s*\n%s*", " | ")) end
+  if type(e) == "string" then return one_line(errors.strip(e)) end
   if e == nil then return "nil was raised as an error" end
   local ok, text = pcall(tostring, e)
   if not ok or type(text) ~= "string" then
     return ("an error object of type %s, whose __tostring fails"):format(type(e))
   end
-  text = text:gsub("%s*\n%s*", " | ")
+  text = one_line(text)
   local meta = debug.getmetatable(e)
   if type(meta) == "table" and meta.__tostring then return text end
   return ("an error object of type %s was raised (%s)"):format(type(e), text)

@@ -79,6 +79,13 @@ for _, name in ipairs { "progress/update", "progress/tokens", "progress/tpp", "p
   reserved[name] = true
 end
 
+-- Names that diagnostics write through run:log, and what they hold.
+local measured = { ["validation/loss"] = "number", ["validation/hilbert_step/rms"] = "number",
+  ["validation/hilbert_step/tokens"] = "number",
+  ["diagnostics/lm_head_step/diameter_exact"] = "number",
+  ["diagnostics/lm_head_step/diameter_tokens"] = "table",
+  ["diagnostics/lm_head_step/diameter_text"] = "table" }
+
 local function loggable(name, value, depth)
   local kind = type(value)
   if kind == "number" or kind == "boolean" then return end
@@ -89,6 +96,14 @@ local function loggable(name, value, depth)
     return
   end
   if kind == "table" and getmetatable(value) == nil and depth < 4 then
+    local names = 0
+    for k in pairs(value) do if type(k) == "string" then names = names + 1 end end
+    local count = 0
+    for _ in pairs(value) do count = count + 1 end
+    if names ~= count and (names > 0 or #value ~= count) then
+      check.fail(nil, ("run:log %q value"):format(name), value,
+        "a list 1, 2, … or a table of names, not both")
+    end
     for k, v in pairs(value) do
       if type(k) ~= "string" and math.type(k) ~= "integer" then
         check.fail(nil, ("run:log %q key"):format(name), k, "a string or a position")
@@ -112,6 +127,9 @@ function methods.log(handle, name, value)
     check.fail(nil, "run:log name", name, "a name in UTF-8 that the run does not write itself")
   end
   loggable(name, value, 1)
+  if measured[name] and type(value) ~= measured[name] then
+    check.fail(nil, ("run:log %q value"):format(name), value, "a " .. measured[name])
+  end
   table.insert(run.entries, { name, value })
 end
 
@@ -239,6 +257,8 @@ function methods.token_text(handle, id)
   if not run.tokenizer then
     run.tokenizer = errors.try(core.tokenizer(run.ctx, run.tokenizer_path))
   end
+  -- A model may have more rows than its tokenizer has tokens.
+  if id >= run.tokenizer:vocab() then return nil end
   local bytes = run.tokenizer:bytes(id)
   if not bytes then return nil end
   if utf8.len(bytes) then return bytes end

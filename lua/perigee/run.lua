@@ -324,7 +324,6 @@ function Run:advance()
   self.busy = false
   if not ok then
     if errors.is_failure(e) and e.name == "ECANCELED" and self:signal() then return false end
-    self.step_failed = true
     error(e, 0)
   end
   self:run_hooks(self:due_hooks())
@@ -442,10 +441,15 @@ function Run:fail(e)
   if self.status ~= "running" then return end
   self.status, self.reason = "failed", errors.text(e)
   self.busy = false
-  if self.world == 1 and not self.step_failed and self.update > 0
-    and self.saved_update ~= self.update then
+  -- What was trained is saved when it is whole: the core refuses an update that failed halfway
+  -- (ESTATE) and weights that are not finite, and those the last checkpoint stands for.
+  if self.world == 1 and self.update > 0 and self.saved_update ~= self.update then
     local ok, problem = pcall(self.save_checkpoint, self, true)
-    if not ok then self.reason = self.reason .. " | not saved: " .. errors.text(problem) end
+    local whole = not (errors.is_failure(problem)
+      and (problem.name == "ESTATE" or problem.name == "ENONFINITE"))
+    if not ok and whole then
+      self.reason = self.reason .. " | not saved: " .. errors.text(problem)
+    end
   end
   pcall(record.summary, self, 1)
 end
@@ -454,6 +458,7 @@ end
 function Run:release()
   if self.closed then return end
   self.closed = true
+  if self.lock then core.fs.unlock(self.lock) end
   if self.console then self.console:clear() end
   if self.random then random.release(self.random) end
   for _, panel in ipairs(self.panels or {}) do panel:close() end

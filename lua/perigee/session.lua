@@ -120,6 +120,7 @@ function session.new(from, options)
     run.out = run:from_first(function() return directory.reserve(options.out, run.spec.name) end)
     local ok, e = pcall(function()
       if run.rank > 0 then return end
+      run.lock = errors.try(core.fs.lock(run.out))
       sources.archive_names(run.reading)
       directory.write_json(run.out .. "/config.json", config.build(run))
       directory.write_json(run.out .. "/state.json", state.place(run))
@@ -243,6 +244,13 @@ local function continue_from(run, found, host, options)
   end
 end
 
+-- One process at a time works in a run directory: two would sweep each other's unfinished saves.
+local function take_lock(path)
+  local launch = core.launch()
+  if launch and launch.rank > 0 then return nil end -- the first rank's, for all
+  return errors.try(core.fs.lock(path))
+end
+
 -- Continue the run in `path`. options: also recipe (another file), allow_changed_recipe, micro.
 function session.resume(path, options)
   path = #path > 1 and path:gsub("/+$", "") or path
@@ -250,6 +258,7 @@ function session.resume(path, options)
   return building(function(run)
     run.out = path
     local place = describe_directory(path)
+    run.lock = take_lock(path)
     refuse_script(path, place, options)
     local settings = { set = given_params(place, options.set) }
     local archive = sources.from_directory(path, place.files)
