@@ -182,11 +182,10 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
   out->seconds = now() - start;
   run->have_gradients = true;
   return 0;
-fail:
+fail:; /* A declaration may follow a label since C23 only. */
   /* A failed update must leave the data position where a retry or a checkpoint expects it. The
    * text of the failure that brought us here is the one to report. A refusal is the same on all
    * ranks; anything else happened here alone. */
-
   char message[sizeof ctx->message];
   memcpy(message, ctx->message, sizeof message);
   if (status != PG_ENONFINITE) pg_comm_fail(run->comm, message);

@@ -43,7 +43,7 @@ static __device__ void load_tile(const T *rows, const shape &s, int64_t count, f
       const int row = i / packs, column = i % packs * W;
       float v[W] = {};
       if (row < count && column < s.head_dim) pg_load_wide(rows + row * s.ld + column, v);
-#pragma unroll
+#pragma unroll pg_whole
       for (int l = 0; l < W; l += 4) {
         const float part[4] = {factor * v[l], factor * v[l + 1], factor * v[l + 2],
                                factor * v[l + 3]};
@@ -65,23 +65,23 @@ static __device__ inline void multiply_rows(const float *a, const float *b,
                                             float (&scores)[TILE / SIDE][TILE / SIDE]) {
   constexpr int E = tile_size<TILE>::each;
   const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
-#pragma unroll
+#pragma unroll pg_whole
   for (int r = 0; r < E; r++)
-#pragma unroll
+#pragma unroll pg_whole
     for (int c = 0; c < E; c++) scores[r][c] = 0;
 #pragma unroll 4
   for (int k = 0; k < D; k += 4) {
     float u[E][4], v[E][4];
-#pragma unroll
+#pragma unroll pg_whole
     for (int e = 0; e < E; e++) {
       pg_load_wide(a + (y + SIDE * e) * (D + 4) + k, u[e]);
       pg_load_wide(b + (x + SIDE * e) * (D + 4) + k, v[e]);
     }
-#pragma unroll
+#pragma unroll pg_whole
     for (int r = 0; r < E; r++)
-#pragma unroll
+#pragma unroll pg_whole
       for (int c = 0; c < E; c++)
-#pragma unroll
+#pragma unroll pg_whole
         for (int l = 0; l < 4; l++) scores[r][c] += u[r][l] * v[c][l];
   }
 }
@@ -95,12 +95,12 @@ static __device__ inline void add_weighted(const float *p, const float *b,
 #pragma unroll 2
   for (int k = 0; k < TILE; k += 4) {
     float u[E][4];
-#pragma unroll
+#pragma unroll pg_whole
     for (int r = 0; r < E; r++)
       pg_load_wide(p + (y + SIDE * r) * tile_size<TILE>::score_ld + k, u[r]);
-#pragma unroll
+#pragma unroll pg_whole
     for (int l = 0; l < 4; l++)
-#pragma unroll
+#pragma unroll pg_whole
       for (int g = 0; g < G; g++) {
         const float *from = b + (k + l) * (D + 4) + P * (x + SIDE * g);
         float v[P];
@@ -111,9 +111,9 @@ static __device__ inline void add_weighted(const float *p, const float *b,
           const float2 w = *reinterpret_cast<const float2 *>(from);
           v[0] = w.x, v[1] = w.y;
         }
-#pragma unroll
+#pragma unroll pg_whole
         for (int r = 0; r < E; r++)
-#pragma unroll
+#pragma unroll pg_whole
           for (int c = 0; c < P; c++) sum[r][g * P + c] += u[r][l] * v[c];
       }
   }
@@ -126,9 +126,9 @@ static __device__ inline void store_tile(const float (&sum)[TILE / SIDE][D / SID
                                          int64_t count, T *rows) {
   constexpr int P = columns<D>::pack;
   const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
-#pragma unroll
+#pragma unroll pg_whole
   for (int r = 0; r < TILE / SIDE; r++)
-#pragma unroll
+#pragma unroll pg_whole
     for (int c = 0; c < D / SIDE; c++) {
       const int row = y + SIDE * r, column = P * (x + SIDE * (c / P)) + c % P;
       if (row < count && column < s.head_dim)
@@ -141,16 +141,16 @@ template <int TILE>
 static __device__ inline void store_scores(const float (&scores)[TILE / SIDE][TILE / SIDE],
                                            float *to) {
   const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
-#pragma unroll
+#pragma unroll pg_whole
   for (int r = 0; r < TILE / SIDE; r++)
-#pragma unroll
+#pragma unroll pg_whole
     for (int c = 0; c < TILE / SIDE; c++)
       to[(y + SIDE * r) * tile_size<TILE>::score_ld + x + SIDE * c] = scores[r][c];
 }
 
 /* Over the 16 threads that share rows: the lanes of half a warp. */
 template <class Join> static __device__ inline float row_reduce(float value, Join join) {
-#pragma unroll
+#pragma unroll pg_whole
   for (int step = SIDE / 2; step > 0; step /= 2)
     value = join(value, __shfl_xor_sync(PG_FULL_MASK, value, step));
   return value;
@@ -175,7 +175,7 @@ static __global__ void __launch_bounds__(THREADS)
   const int64_t base = head_offset(s, sequence);
   const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
   float o[E][D / SIDE] = {}, max[E], sum[E], p[E][E];
-#pragma unroll
+#pragma unroll pg_whole
   for (int r = 0; r < E; r++) max[r] = -INFINITY, sum[r] = 0;
   load_tile<TILE, D>(query + base + i * s.ld, s, s.time - i, s.scale, queries);
   for (int64_t j = 0; j <= i; j += TILE) {
@@ -183,10 +183,10 @@ static __global__ void __launch_bounds__(THREADS)
     load_tile<TILE, D>(key + base + j * s.ld, s, s.time - j, 1, others);
     __syncthreads();
     multiply_rows<TILE, D>(queries, others, p);
-#pragma unroll
+#pragma unroll pg_whole
     for (int r = 0; r < E; r++) {
       float top = max[r];
-#pragma unroll
+#pragma unroll pg_whole
       for (int c = 0; c < E; c++) {
         /* Keys past the end come after every query. */
         if (j == i && x + SIDE * c > y + SIDE * r) p[r][c] = -INFINITY;
@@ -195,14 +195,14 @@ static __global__ void __launch_bounds__(THREADS)
       top = row_reduce(top, pg_larger());
       const float shrink = expf(max[r] - top);
       float part = 0;
-#pragma unroll
+#pragma unroll pg_whole
       for (int c = 0; c < E; c++) {
         p[r][c] = expf(p[r][c] - top);
         part += p[r][c];
       }
       sum[r] = sum[r] * shrink + part;
       max[r] = top;
-#pragma unroll
+#pragma unroll pg_whole
       for (int c = 0; c < D / SIDE; c++) o[r][c] *= shrink;
     }
     __syncthreads(); /* the keys are used up */
@@ -211,7 +211,7 @@ static __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     add_weighted<TILE, D>(weights, others, o);
   }
-#pragma unroll
+#pragma unroll pg_whole
   for (int r = 0; r < E; r++) {
     const float total = row_reduce(sum[r], pg_plus());
     const int64_t row = i + y + SIDE * r;
@@ -251,7 +251,7 @@ static __global__ void __launch_bounds__(THREADS)
   const int64_t base = head_offset(s, sequence);
   const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
   float dq[E][D / SIDE] = {}, p[E][E], ds[E][E], row_lse[E], row_delta[E], factor[E];
-#pragma unroll
+#pragma unroll pg_whole
   for (int r = 0; r < E; r++) {
     const int64_t row = i + y + SIDE * r;
     /* Probabilities of queries past the end come out 0. */
@@ -268,9 +268,9 @@ static __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     multiply_rows<TILE, D>(queries, keys, p);
     multiply_rows<TILE, D>(douts, values, ds);
-#pragma unroll
+#pragma unroll pg_whole
     for (int r = 0; r < E; r++)
-#pragma unroll
+#pragma unroll pg_whole
       for (int c = 0; c < E; c++) {
         const bool masked = j == i && x + SIDE * c > y + SIDE * r;
         ds[r][c] = masked ? 0 : expf(p[r][c] - row_lse[r]) * (ds[r][c] - row_delta[r]);
@@ -305,12 +305,12 @@ static __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     multiply_rows<TILE, D>(keys, queries, p);
     multiply_rows<TILE, D>(values, douts, ds);
-#pragma unroll
+#pragma unroll pg_whole
     for (int c = 0; c < E; c++) {
       const int64_t row = i + x + SIDE * c;
       const float row_lse = row < s.time ? lse[sequence * s.time + row] : INFINITY;
       const float row_delta = row < s.time ? delta[sequence * s.time + row] : 0;
-#pragma unroll
+#pragma unroll pg_whole
       for (int r = 0; r < E; r++) {
         const bool masked = j == i && y + SIDE * r > x + SIDE * c;
         p[r][c] = masked ? 0 : expf(p[r][c] - row_lse);
@@ -325,7 +325,7 @@ static __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     add_weighted<TILE, D>(weights, queries, dk); /* the queries carry the scale already */
   }
-#pragma unroll
+#pragma unroll pg_whole
   for (int r = 0; r < E; r++) one[r] = 1;
   store_tile<TILE, D>(dk, one, s, s.time - j, dkey + base + j * s.ld);
   store_tile<TILE, D>(dv, one, s, s.time - j, dvalue + base + j * s.ld);

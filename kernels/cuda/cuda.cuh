@@ -88,6 +88,14 @@ int pg__cuda_memory_new(pg_queue *q);
 void pg__cuda_memory_free(pg_queue *q);
 void pg__cuda_products_free(pg_queue *q);
 
+/* `#pragma unroll pg_whole` before loops that have to be unrolled completely for their arrays to
+ * become registers: the emulation's builds with sanitizers would take five times as long. */
+#ifdef PG_CUDAEMU
+static constexpr int pg_whole = 1;
+#else
+static constexpr int pg_whole = 256;
+#endif
+
 /* ---- grids -------------------------------------------------------------------------------- */
 #define PG_CUDA_BLOCK 256
 static inline int64_t pg_blocks(int64_t n, int64_t each) {
