@@ -33,16 +33,9 @@ fail:
 }
 
 static const pg_hyper hypers[] = {
-    {"lr", PG_HYPER_NUMBER, {4e-3}, 0, HUGE_VAL, false, true, NULL, "peak learning rate"},
-    {"betas",
-     PG_HYPER_PAIR,
-     {0.9, 0.999},
-     0,
-     1,
-     false,
-     true,
-     NULL,
-     "decay of the gradient's mean and of its square's mean, per update"},
+    PG__LR(4e-3),
+    PG__SHARES("betas", 0.9, 0.999,
+               "decay of the gradient's mean and of its square's mean, per update"),
     /* Below the smallest fp32 number eps would be zero, and a zero gradient 0/0. */
     {"eps",
      PG_HYPER_NUMBER,
@@ -53,15 +46,7 @@ static const pg_hyper hypers[] = {
      true,
      NULL,
      "added to the root of the bias-corrected mean square"},
-    {"weight_decay",
-     PG_HYPER_NUMBER,
-     {0.1},
-     0,
-     HUGE_VAL,
-     false,
-     true,
-     NULL,
-     "decoupled: weights shrink by lr * weight_decay per update"},
+    PG__WEIGHT_DECAY(0.1),
 };
 static const pg_slot slots[] = {
     [FIRST] = {"m", PG_SLOT_MATRIX, PG_F32}, [SECOND] = {"v", PG_SLOT_MATRIX, PG_F32}};

@@ -4,10 +4,28 @@
 
 #include "../internal.h"
 #include "../optimizer.h"
+#include <math.h>
 
 /* All registered descriptors, in order. */
 extern const pg_optimizer *const pg__optimizers[];
 extern const size_t pg__optimizer_count;
+
+/* Entries of hyperparameter lists, by range. */
+#define PG__FROM_0(name, initial, help)                                                            \
+  { name, PG_HYPER_NUMBER, {initial}, 0, HUGE_VAL, false, true, NULL, help }
+#define PG__SHARE(name, initial, help) /* [0, 1) */                                                \
+  { name, PG_HYPER_NUMBER, {initial}, 0, 1, false, true, NULL, help }
+#define PG__SHARES(name, first, second, help)                                                      \
+  { name, PG_HYPER_PAIR, {first, second}, 0, 1, false, true, NULL, help }
+#define PG__ABOVE_0(name, initial, help)                                                           \
+  { name, PG_HYPER_NUMBER, {initial}, 0, HUGE_VAL, true, true, NULL, help }
+#define PG__SWITCH(name, initial, help)                                                            \
+  { name, PG_HYPER_BOOLEAN, {initial}, 0, 1, false, false, NULL, help }
+#define PG__COUNT_TO(name, initial, most, help)                                                    \
+  { name, PG_HYPER_INTEGER, {initial}, 0, most, false, false, NULL, help }
+#define PG__LR(initial) PG__FROM_0("lr", initial, "peak learning rate")
+#define PG__WEIGHT_DECAY(initial)                                                                  \
+  PG__FROM_0("weight_decay", initial, "decoupled: weights shrink by lr * weight_decay per update")
 
 /* Row-major [rows, columns]. */
 static inline pg_view pg__matrix_view(float *data, int64_t columns) {

@@ -27,17 +27,9 @@ fail:
 }
 
 static const pg_hyper hypers[] = {
-    [LR] = {"lr", PG_HYPER_NUMBER, {NAN}, 0, HUGE_VAL, false, true, NULL, "peak learning rate"},
-    [MOMENTUM] = {"momentum", PG_HYPER_NUMBER, {0}, 0, 1, false, true, NULL, "mu of B <- mu B + G"},
-    [WEIGHT_DECAY] = {"weight_decay",
-                      PG_HYPER_NUMBER,
-                      {0},
-                      0,
-                      HUGE_VAL,
-                      false,
-                      true,
-                      NULL,
-                      "decoupled: weights shrink by lr * weight_decay per update"},
+    [LR] = PG__LR(NAN),
+    [MOMENTUM] = PG__SHARE("momentum", 0, "mu of B <- mu B + G"),
+    [WEIGHT_DECAY] = PG__WEIGHT_DECAY(0),
 };
 static const pg_slot slots[] = {[BUFFER] = {"momentum", PG_SLOT_MATRIX, PG_F32}};
 
