@@ -57,48 +57,48 @@ static void environment(const char *first, ...) {
 }
 
 TEST(a_launcher_numbers_the_process) {
-  pg_launch l;
+  pg_launcher l;
   char text[512] = "";
   environment(NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == 0 && l.world == 1 && l.rank == 0 && !l.by[0]);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == 0 && l.world == 1 && l.rank == 0 && !l.by[0]);
   environment("OMPI_COMM_WORLD_RANK", "5", "OMPI_COMM_WORLD_SIZE", "8",
               "OMPI_COMM_WORLD_LOCAL_RANK", "1", "OMPI_COMM_WORLD_LOCAL_SIZE", "4", "RANK", "7",
               "WORLD_SIZE", "9", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == 0, "%s", text);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == 0, "%s", text);
   CHECK(strcmp(l.by, "mpirun") == 0 && l.rank == 5 && l.world == 8 && l.local_rank == 1 &&
         l.local_size == 4);
   environment("RANK", "3", "WORLD_SIZE", "4", "MASTER_ADDR", "head", "MASTER_PORT", "1234", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == 0, "%s", text);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == 0, "%s", text);
   CHECK(strcmp(l.by, "environment") == 0 && l.rank == 3 && l.world == 4 && l.local_rank == 3 &&
         strcmp(l.master, "head") == 0 && l.port == 1234);
   environment("SLURM_PROCID", "2", "SLURM_STEP_NUM_TASKS", "8", "SLURM_LOCALID", "0",
               "SLURM_STEP_TASKS_PER_NODE", "2(x4)", "SLURM_JOB_NODELIST", "gpu[07-09,12],big",
               NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == 0, "%s", text);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == 0, "%s", text);
   CHECK(strcmp(l.by, "srun") == 0 && l.rank == 2 && l.world == 8 && l.local_rank == 0 &&
             l.local_size == 2 && strcmp(l.master, "gpu07") == 0,
         "%s", l.master);
   /* A batch script has a rank and a number of tasks, but is one process. */
   environment("SLURM_PROCID", "0", "SLURM_NTASKS", "8", "SLURM_LOCALID", "0", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == 0 && l.world == 1);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == 0 && l.world == 1);
 }
 
 TEST(contradictions_are_refused) {
-  pg_launch l;
+  pg_launcher l;
   char text[512] = "";
   environment("RANK", "4", "WORLD_SIZE", "4", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == PG_EINVAL);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == PG_EINVAL);
   CHECK(strstr(text, "RANK = 4 with WORLD_SIZE = 4"), "%s", text);
   environment("RANK", "1", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == PG_EINVAL);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == PG_EINVAL);
   CHECK(strstr(text, "WORLD_SIZE = (unset)"), "%s", text);
   environment("RANK", "x", "WORLD_SIZE", "2", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == PG_EINVAL);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == PG_EINVAL);
   environment("RANK", "0", "WORLD_SIZE", "2", "MASTER_PORT", "70000", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == PG_EINVAL);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == PG_EINVAL);
   CHECK(strstr(text, "MASTER_PORT = 70000"), "%s", text);
   environment("RANK", "0", "WORLD_SIZE", "2", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == 0);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == 0);
   pg_comm *comm = NULL;
   pg_comm_options options = {.launch = &l, .device = "cpu"};
   CHECK(pg_comm_open(&options, &comm, text, sizeof text) == PG_EUNSUPPORTED && !comm);
@@ -108,11 +108,11 @@ TEST(contradictions_are_refused) {
 
 TEST(ranks_of_a_machine_share_its_cpus) {
   const int cpus = (int)sysconf(_SC_NPROCESSORS_ONLN);
-  pg_launch l = {.by = "mpirun", .world = 4, .local_size = 4};
-  CHECK(pg_launch_threads(&l, cpus) == (cpus / 4 > 1 ? cpus / 4 : 1));
-  if (cpus > 1) CHECK(pg_launch_threads(&l, cpus - 1) == cpus - 1); /* bound by the launcher */
+  pg_launcher l = {.by = "mpirun", .world = 4, .local_size = 4};
+  CHECK(pg_launcher_threads(&l, cpus) == (cpus / 4 > 1 ? cpus / 4 : 1));
+  if (cpus > 1) CHECK(pg_launcher_threads(&l, cpus - 1) == cpus - 1); /* bound by the launcher */
   l.world = l.local_size = 1;
-  CHECK(pg_launch_threads(&l, cpus) == cpus);
+  CHECK(pg_launcher_threads(&l, cpus) == cpus);
 }
 
 /* ---- a run ----------------------------------------------------------------------------------- */
