@@ -26,8 +26,14 @@ static int open_plugin(const char *file, const pg_comm_options *options, pg_comm
   return open(options, boot, out, message, size);
 }
 
+/* An emulated device has the communicator in the library of its kernels: they share the device. */
+static const char *nccl_plugin(void) {
+  char path[4096];
+  return pg__plugin_path("perigee_nccl.so", path, sizeof path) ? "perigee_nccl.so" : PG_CUDA_PLUGIN;
+}
+
 int pg_comm_open(const pg_comm_options *options, pg_comm **out, char *message, size_t size) {
-  const pg_launch *launch = options->launch;
+  const pg_launcher *launch = options->launch;
   const bool cuda = strcmp(options->device, "cuda") == 0;
   const bool mpi = strcmp(launch->by, "mpirun") == 0 || (!cuda && strcmp(launch->by, "srun") == 0);
   pg_comm *boot = NULL;
@@ -52,8 +58,15 @@ int pg_comm_open(const pg_comm_options *options, pg_comm **out, char *message, s
     *out = boot;
     return 0;
   }
-  status = open_plugin("perigee_nccl.so", &resolved, boot, out, message, size);
-  if (status < 0) pg_comm_close(boot);
+  if (!mpi && (status = pg__rendezvous_open(&resolved, &boot, message, size)) < 0) return status;
+  status = open_plugin(nccl_plugin(), &resolved, boot, out, message, size);
+  if (status < 0) {
+    char line[sizeof boot->failure];
+    snprintf(line, sizeof line, "rank %d failed: %s", boot->rank, message);
+    pg__comm_note(boot, boot->rank, line);
+    boot->ops->report(boot);
+    pg_comm_close(boot);
+  }
   return status;
 }
 

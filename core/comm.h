@@ -16,26 +16,26 @@ extern "C" {
 #endif
 
 /* ---- how the process was started ------------------------------------------------------- */
-typedef struct pg_launch {
+typedef struct pg_launcher {
   const char *by; /* "mpirun", "environment", "srun"; "" for a single process */
   int rank, world;
   int local_rank, local_size; /* among the ranks of this machine */
   char master[256];           /* host of rank 0; "" unknown */
   int port;
-} pg_launch;
+} pg_launcher;
 /* Read OMPI_COMM_WORLD_*, else RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, else SLURM_* of an
  * srun step; MASTER_ADDR and MASTER_PORT, else the first host of the Slurm job. PG_EINVAL with a
  * text in message[size] when they contradict each other. */
-int pg_launch_read(pg_launch *out, char *message, size_t size);
+int pg_launcher_read(pg_launcher *out, char *message, size_t size);
 /* This rank's share of `cpus` compute threads: all of them when the launcher bound the process to
  * fewer CPUs than the machine has, else cpus / local_size, at least 1. */
-int pg_launch_threads(const pg_launch *launch, int cpus);
+int pg_launcher_threads(const pg_launcher *launch, int cpus);
 
 /* ---- communicators --------------------------------------------------------------------- */
 typedef struct pg_comm pg_comm;
 
 typedef struct pg_comm_options {
-  const pg_launch *launch;
+  const pg_launcher *launch;
   const char *device; /* "cpu": MPI; "cuda": NCCL */
   int device_index;
   double timeout; /* seconds to wait for other ranks; 0: PG_COMM_TIMEOUT */

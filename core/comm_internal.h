@@ -19,6 +19,10 @@ typedef struct pg__comm_ops {
                     pg__comm_op op);
   int (*broadcast)(pg_comm *comm, pg_queue *queue, void *data, int64_t bytes, int root);
   int (*finish)(pg_comm *comm, pg_queue *queue);
+  /* This rank waits for operation number `sequence` and has done so for `waited` seconds: listen to
+   * the others, and find out who is missing when that is longer than the timeout. -1: it is over.
+   */
+  int (*poll)(pg_comm *comm, int64_t sequence, const char *operation, double waited);
   /* Send comm->failure to the other ranks. */
   void (*report)(pg_comm *comm);
   void (*close)(pg_comm *comm);
@@ -32,6 +36,11 @@ struct pg_comm {
   int failed_rank; /* -1: all is well */
   char failure[900];
 };
+
+/* Ranks that only MASTER_ADDR and MASTER_PORT connect: enough to pass a few bytes from rank 0 to
+ * all when they start (`broadcast`), and to hear of failures (`poll`, `report`). */
+int pg__rendezvous_open(const pg_comm_options *options, pg_comm **out, char *message, size_t size);
+#define PG__RENDEZVOUS_BYTES 800
 
 /* What a plugin exports, as pg__comm_plugin. `boot`: a communicator that can exchange host memory
  * (MPI's), or NULL. */

@@ -19,7 +19,7 @@ local faults = {
   hook = function() error("this hook is broken", 0) end,
   exit = function() os.exit(7) end,
   kill = function() os.execute("kill -KILL $PPID") end,
-  hang = function() core.sleep(30) end,
+  hang = function() core.sleep(10) end,
   stop = function(run) run:stop("enough") end,
   signal = function() os.execute("kill -TERM $PPID") end,
 }

@@ -39,7 +39,8 @@ typedef struct mpi_comm {
   bool *gone, *missing;  /* [world]: knows of a failure; did not come */
   MPI_Request *sends;    /* [world]: the farewells */
   bool answered;         /* the others know that this rank waits */
-  double asked;          /* when this rank asked; 0: not yet */
+  double asked;          /* seconds waited when this rank asked; -1: not yet */
+  int64_t polled;        /* the operation that the last call of poll was about */
 } mpi_comm;
 
 static bool open_already, healthy = true;
@@ -137,33 +138,42 @@ static int name_missing(mpi_comm *c) {
   return -1;
 }
 
+static int poll_others(pg_comm *comm, int64_t sequence, const char *operation, double waited) {
+  mpi_comm *c = (mpi_comm *)comm;
+  if (sequence != c->polled) { /* another wait than at the last call */
+    memset(c->waiting, 0, (size_t)comm->world * sizeof *c->waiting);
+    c->asked = -1;
+    c->answered = false;
+  }
+  c->polled = c->sequence = sequence;
+  c->operation = operation;
+  listen_to_others(c);
+  if (comm->failed_rank >= 0) return -1;
+  bool asked_by_others = false;
+  for (int r = 0; !c->answered && r < comm->world; r++) asked_by_others |= c->waiting[r];
+  if (!c->answered && (asked_by_others || waited > comm->timeout)) {
+    c->answered = true;
+    send_all(c, TAG_WAITING);
+  }
+  if (c->asked < 0 && waited > comm->timeout) c->asked = waited;
+  return c->asked >= 0 && waited - c->asked > GRACE ? name_missing(c) : 0;
+}
+
 /* Until all requests are complete. */
 static int finish(pg_comm *comm, pg_queue *queue) {
   (void)queue;
   mpi_comm *c = (mpi_comm *)comm;
-  double start = now(), t = start;
-  memset(c->waiting, 0, (size_t)comm->world * sizeof *c->waiting);
-  c->asked = 0;
-  c->answered = false;
+  double start = now(), waited = 0;
   for (int64_t turn = 0;; turn++) {
     int done = 0, code = MPI_Testall(c->count, c->requests, &done, MPI_STATUSES_IGNORE);
     if (code != MPI_SUCCESS) return refused(c, code);
     if (done) break;
     if (turn % 16 == 0) {
-      listen_to_others(c);
-      if (comm->failed_rank >= 0) return -1;
-      t = now();
+      waited = now() - start;
+      if (poll_others(comm, c->sequence, c->operation, waited) < 0) return -1;
     }
-    bool asked_by_others = false;
-    for (int r = 0; !c->answered && r < comm->world; r++) asked_by_others |= c->waiting[r];
-    if (!c->answered && (asked_by_others || t - start > comm->timeout)) {
-      c->answered = true;
-      send_all(c, TAG_WAITING);
-    }
-    if (!c->asked && t - start > comm->timeout) c->asked = t;
-    if (c->asked && t - c->asked > GRACE) return name_missing(c);
     /* Ranks may outnumber CPUs: give way at once, and sleep when it takes long. */
-    if (t - start < 0.02)
+    if (waited < 0.02)
       sched_yield();
     else
       nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
@@ -248,6 +258,7 @@ static void close_comm(pg_comm *comm) {
 static const pg__comm_ops ops = {.all_reduce = all_reduce,
                                  .broadcast = broadcast,
                                  .finish = finish,
+                                 .poll = poll_others,
                                  .report = report,
                                  .close = close_comm};
 
@@ -273,7 +284,7 @@ static int start_mpi(char *message, size_t size) {
 __attribute__((visibility("default"))) int pg__comm_plugin(const pg_comm_options *options,
                                                            pg_comm *boot, pg_comm **out,
                                                            char *message, size_t size) {
-  const pg_launch *launch = options->launch;
+  const pg_launcher *launch = options->launch;
   int rank, world, status;
   (void)boot;
   *out = NULL;
@@ -313,6 +324,7 @@ __attribute__((visibility("default"))) int pg__comm_plugin(const pg_comm_options
                         .timeout = options->timeout,
                         .failed_rank = -1};
   c->operation = "the start";
+  c->polled = -1;
   open_already = true;
   *out = &c->public;
   return 0;

@@ -28,9 +28,9 @@ const pgl_kind pgl_comm_kind = {"perigee.comm", "communicator", 0, release_comm}
 
 /* core.launch() -> { by, rank, world, local_rank, local_size, master, port } */
 static int launch(lua_State *L) {
-  pg_launch l;
+  pg_launcher l;
   char message[512] = "";
-  int status = pg_launch_read(&l, message, sizeof message);
+  int status = pg_launcher_read(&l, message, sizeof message);
   if (status < 0) {
     lua_pushnil(L);
     lua_pushfstring(L, "%s: %s", pg_error_name(status), message);
@@ -50,10 +50,10 @@ static int launch(lua_State *L) {
 
 /* core.launch_threads(cpus): this rank's share of the CPUs */
 static int launch_threads(lua_State *L) {
-  pg_launch l;
+  pg_launcher l;
   int cpus = (int)pgl_integer(L, 1, "cpus", 1, 1 << 20);
   char message[512];
-  if (pg_launch_read(&l, message, sizeof message) == 0) cpus = pg_launch_threads(&l, cpus);
+  if (pg_launcher_read(&l, message, sizeof message) == 0) cpus = pg_launcher_threads(&l, cpus);
   lua_pushinteger(L, cpus);
   return 1;
 }
@@ -65,7 +65,7 @@ static int comm_new(lua_State *L) {
   char message[1024] = "";
   static bool registered;
   int64_t index = 0;
-  pg_launch l;
+  pg_launcher l;
   pg_comm *comm = NULL;
   pg_comm_options options = {.launch = &l, .device = pg_context_device(context->resource)};
   lua_settop(L, 2);
@@ -74,7 +74,7 @@ static int comm_new(lua_State *L) {
   pgl_get_integer(L, 2, "comm", "device_index", 0, 1 << 20, &index);
   options.device_index = (int)index;
   pgl_object *o = pgl_new(L, &pgl_comm_kind, context);
-  int status = pg_launch_read(&l, message, sizeof message);
+  int status = pg_launcher_read(&l, message, sizeof message);
   if (status == 0) status = pg_comm_open(&options, &comm, message, sizeof message);
   if (status < 0) {
     lua_pushnil(L);

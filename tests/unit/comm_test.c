@@ -57,48 +57,48 @@ static void environment(const char *first, ...) {
 }
 
 TEST(a_launcher_numbers_the_process) {
-  pg_launch l;
+  pg_launcher l;
   char text[512] = "";
   environment(NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == 0 && l.world == 1 && l.rank == 0 && !l.by[0]);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == 0 && l.world == 1 && l.rank == 0 && !l.by[0]);
   environment("OMPI_COMM_WORLD_RANK", "5", "OMPI_COMM_WORLD_SIZE", "8",
               "OMPI_COMM_WORLD_LOCAL_RANK", "1", "OMPI_COMM_WORLD_LOCAL_SIZE", "4", "RANK", "7",
               "WORLD_SIZE", "9", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == 0, "%s", text);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == 0, "%s", text);
   CHECK(strcmp(l.by, "mpirun") == 0 && l.rank == 5 && l.world == 8 && l.local_rank == 1 &&
         l.local_size == 4);
   environment("RANK", "3", "WORLD_SIZE", "4", "MASTER_ADDR", "head", "MASTER_PORT", "1234", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == 0, "%s", text);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == 0, "%s", text);
   CHECK(strcmp(l.by, "environment") == 0 && l.rank == 3 && l.world == 4 && l.local_rank == 3 &&
         strcmp(l.master, "head") == 0 && l.port == 1234);
   environment("SLURM_PROCID", "2", "SLURM_STEP_NUM_TASKS", "8", "SLURM_LOCALID", "0",
               "SLURM_STEP_TASKS_PER_NODE", "2(x4)", "SLURM_JOB_NODELIST", "gpu[07-09,12],big",
               NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == 0, "%s", text);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == 0, "%s", text);
   CHECK(strcmp(l.by, "srun") == 0 && l.rank == 2 && l.world == 8 && l.local_rank == 0 &&
             l.local_size == 2 && strcmp(l.master, "gpu07") == 0,
         "%s", l.master);
   /* A batch script has a rank and a number of tasks, but is one process. */
   environment("SLURM_PROCID", "0", "SLURM_NTASKS", "8", "SLURM_LOCALID", "0", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == 0 && l.world == 1);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == 0 && l.world == 1);
 }
 
 TEST(contradictions_are_refused) {
-  pg_launch l;
+  pg_launcher l;
   char text[512] = "";
   environment("RANK", "4", "WORLD_SIZE", "4", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == PG_EINVAL);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == PG_EINVAL);
   CHECK(strstr(text, "RANK = 4 with WORLD_SIZE = 4"), "%s", text);
   environment("RANK", "1", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == PG_EINVAL);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == PG_EINVAL);
   CHECK(strstr(text, "WORLD_SIZE = (unset)"), "%s", text);
   environment("RANK", "x", "WORLD_SIZE", "2", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == PG_EINVAL);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == PG_EINVAL);
   environment("RANK", "0", "WORLD_SIZE", "2", "MASTER_PORT", "70000", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == PG_EINVAL);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == PG_EINVAL);
   CHECK(strstr(text, "MASTER_PORT = 70000"), "%s", text);
   environment("RANK", "0", "WORLD_SIZE", "2", NULL);
-  CHECK(pg_launch_read(&l, text, sizeof text) == 0);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == 0);
   pg_comm *comm = NULL;
   pg_comm_options options = {.launch = &l, .device = "cpu"};
   CHECK(pg_comm_open(&options, &comm, text, sizeof text) == PG_EUNSUPPORTED && !comm);
@@ -108,11 +108,108 @@ TEST(contradictions_are_refused) {
 
 TEST(ranks_of_a_machine_share_its_cpus) {
   const int cpus = (int)sysconf(_SC_NPROCESSORS_ONLN);
-  pg_launch l = {.by = "mpirun", .world = 4, .local_size = 4};
-  CHECK(pg_launch_threads(&l, cpus) == (cpus / 4 > 1 ? cpus / 4 : 1));
-  if (cpus > 1) CHECK(pg_launch_threads(&l, cpus - 1) == cpus - 1); /* bound by the launcher */
+  pg_launcher l = {.by = "mpirun", .world = 4, .local_size = 4};
+  CHECK(pg_launcher_threads(&l, cpus) == (cpus / 4 > 1 ? cpus / 4 : 1));
+  if (cpus > 1) CHECK(pg_launcher_threads(&l, cpus - 1) == cpus - 1); /* bound by the launcher */
   l.world = l.local_size = 1;
-  CHECK(pg_launch_threads(&l, cpus) == cpus);
+  CHECK(pg_launcher_threads(&l, cpus) == cpus);
+}
+
+/* ---- meeting through a port ------------------------------------------------------------------ */
+static int meet(int rank, int world, double timeout, pg_comm **out, char *text, size_t size) {
+  pg_launcher l = {.by = "environment",
+                   .rank = rank,
+                   .world = world,
+                   .local_rank = rank,
+                   .local_size = world,
+                   .port = 20000 + (int)(getppid() % 20000)};
+  pg_comm_options options = {.launch = &l, .device = "cuda", .timeout = timeout};
+  return pg__rendezvous_open(&options, out, text, size);
+}
+
+static void meet_and_fail(pg_comm *shared, void *self) {
+  char text[1024] = "", bytes[128];
+  pg_comm *comm = NULL;
+  (void)self;
+  if (shared->rank == 0) usleep(300000); /* the others try again */
+  CHECK(meet(shared->rank, shared->world, 20, &comm, text, sizeof text) == 0, "%s", text);
+  if (!comm) return;
+  memset(bytes, shared->rank, sizeof bytes);
+  if (shared->rank == 0)
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (char)(3 * i);
+  CHECK(comm->ops->broadcast(comm, NULL, bytes, sizeof bytes, 0) == 0);
+  for (size_t i = 0; i < sizeof bytes; i++) CHECK(bytes[i] == (char)(3 * i));
+  CHECK(comm->ops->poll(comm, 1, "a test", 0) == 0);
+  shared->ops->all_reduce(shared, NULL, &(double){0}, 1, PG__COMM_F64, PG__COMM_SUM);
+  if (shared->rank == 2) {
+    pg__comm_note(comm, 2, "rank 2 failed: on purpose");
+    comm->ops->report(comm);
+  } else {
+    for (int i = 0; i < 2000 && comm->ops->poll(comm, 2, "a test", 0) == 0; i++) usleep(5000);
+    CHECK(comm->failed_rank == 2 && strcmp(comm->failure, "rank 2 failed: on purpose") == 0, "%s",
+          comm->failure);
+  }
+  pg_comm_close(comm);
+}
+
+static void meet_and_vanish(pg_comm *shared, void *self) {
+  char text[1024] = "";
+  pg_comm *comm = NULL;
+  (void)self;
+  CHECK(meet(shared->rank, shared->world, 20, &comm, text, sizeof text) == 0, "%s", text);
+  if (!comm || shared->rank == 1) _exit(comm == NULL);
+  for (int i = 0; i < 2000 && comm->ops->poll(comm, 1, "a test", 0) == 0; i++) usleep(5000);
+  CHECK(comm->failed_rank == 1 && strstr(comm->failure, "ended without a word"), "%s",
+        comm->failure);
+  pg_comm_close(comm);
+}
+
+/* Rank 1 is there but takes part in nothing, and the others wait with a timeout of half a second.
+ */
+static void meet_and_hang(pg_comm *shared, void *self) {
+  char text[1024] = "";
+  pg_comm *comm = NULL;
+  (void)self;
+  CHECK(meet(shared->rank, shared->world, shared->rank == 1 ? 20 : 4, &comm, text, sizeof text) ==
+            0,
+        "%s", text);
+  if (!comm) return;
+  comm->timeout = 0.5;
+  if (shared->rank == 1) {
+    sleep(4);
+    CHECK(comm->ops->poll(comm, 1, "a test", 0) < 0);
+  } else {
+    for (int i = 0; i < 2000 && comm->ops->poll(comm, 1, "a test", 0.005 * i) == 0; i++)
+      usleep(5000);
+  }
+  CHECK(comm->failed_rank == 1 &&
+            strcmp(comm->failure, "rank 1 did not come to a test within 0.5 s") == 0,
+        "%s", comm->failure);
+  pg_comm_close(comm);
+}
+
+static void wait_alone(pg_comm *shared, void *self) {
+  char text[1024] = "";
+  pg_comm *comm = NULL;
+  (void)self;
+  CHECK(meet(shared->rank == 0 ? 0 : 2, 3, 1, &comm, text, sizeof text) == PG_EPEER && !comm);
+  CHECK(strstr(text, "rank 1 did not come to rank 0 at port"), "%s", text);
+}
+
+static void meet_twice(pg_comm *shared, void *self) {
+  char text[1024] = "";
+  pg_comm *comm = NULL;
+  (void)self;
+  CHECK(meet(shared->rank == 0 ? 0 : 1, 3, 3, &comm, text, sizeof text) == PG_EPEER && !comm);
+  CHECK(strstr(text, "two processes are rank 1") || shared->rank, "%s", text);
+}
+
+TEST(ranks_meet_through_a_port) {
+  ranks_free(run_ranks(3, meet_and_fail, NULL));
+  ranks_free(run_ranks(3, meet_and_vanish, NULL));
+  ranks_free(run_ranks(3, meet_and_hang, NULL));
+  ranks_free(run_ranks(2, wait_alone, NULL));
+  ranks_free(run_ranks(3, meet_twice, NULL));
 }
 
 /* ---- a run ----------------------------------------------------------------------------------- */
@@ -399,6 +496,7 @@ int main(void) {
   RUN(a_launcher_numbers_the_process);
   RUN(contradictions_are_refused);
   RUN(ranks_of_a_machine_share_its_cpus);
+  RUN(ranks_meet_through_a_port);
   RUN(ranks_train_as_one);
   RUN(checkpoints_do_not_depend_on_the_ranks);
   RUN(all_ranks_refuse_alike);

@@ -72,6 +72,12 @@ static inline int shared_finish(pg_comm *comm, pg_queue *queue) {
   return 0;
 }
 
+static inline int shared_poll(pg_comm *comm, int64_t sequence, const char *operation,
+                              double waited) {
+  (void)comm, (void)sequence, (void)operation, (void)waited;
+  return 0;
+}
+
 /* A rank that fails ends the test: the others wait at the barrier until the parent ends them. */
 static inline void shared_report(pg_comm *comm) {
   printf("  rank %d: %s\n", comm->rank, comm->failure);
@@ -83,6 +89,7 @@ static inline void shared_close(pg_comm *comm) {
 static const pg__comm_ops shared_ops = {.all_reduce = shared_all_reduce,
                                         .broadcast = shared_broadcast,
                                         .finish = shared_finish,
+                                        .poll = shared_poll,
                                         .report = shared_report,
                                         .close = shared_close};
 

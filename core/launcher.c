@@ -36,13 +36,13 @@ static int tasks_per_node(void) {
   return text ? atoi(text) : 0;
 }
 
-int pg_launch_read(pg_launch *out, char *message, size_t size) {
+int pg_launcher_read(pg_launcher *out, char *message, size_t size) {
   static const char *const names[][5] = {
       {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
        "OMPI_COMM_WORLD_LOCAL_SIZE"},
       {"environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
       {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""}};
-  *out = (pg_launch){.by = "", .world = 1, .local_size = 1};
+  *out = (pg_launcher){.by = "", .world = 1, .local_size = 1};
   out->port = number("MASTER_PORT", DEFAULT_PORT);
   if (out->port < 1 || out->port > 65535) {
     snprintf(message, size, "MASTER_PORT = %s is not allowed: expected 1 to 65535",
@@ -84,7 +84,7 @@ int pg_launch_read(pg_launch *out, char *message, size_t size) {
   return 0;
 }
 
-int pg_launch_threads(const pg_launch *launch, int cpus) {
+int pg_launcher_threads(const pg_launcher *launch, int cpus) {
   if (launch->world <= 1 || cpus < (int)sysconf(_SC_NPROCESSORS_ONLN)) return cpus;
   return cpus / launch->local_size > 1 ? cpus / launch->local_size : 1;
 }
