@@ -485,6 +485,14 @@ describe("odd callers", function()
     assert.equal("finished", support.json(folder .. "/run/summary.json").status)
   end)
 
+  it("data check opens the tokenizer", function()
+    local copy = support.data()
+    support.write(copy .. "/tokenizer.json", "{")
+    local code, _, err = support.perigee { "data", "check", copy }
+    assert.equal(1, code)
+    assert.matches("tokenizer.json, line", err)
+  end)
+
   it("output that cannot be written is an error", function()
     local code = support.shell(support.quote(support.program) .. " doctor >/dev/full")
     assert.equal(1, code)

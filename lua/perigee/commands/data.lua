@@ -123,6 +123,14 @@ local function run_check(words)
   check_split(ctx, source.path, source.val, "val", vocab)
   print(vocab and ("vocabulary: %d (%s)"):format(vocab, from)
     or "vocabulary: unknown (neither dataset.json nor tokenizer.json)")
+  local tokenizer_path = source:tokenizer_path()
+  if tokenizer_path then
+    local tokenizer <close> = errors.try(core.tokenizer(ctx, tokenizer_path))
+    if vocab and tokenizer:vocab() > vocab then
+      errors.world(("EDATA: %s has %d tokens: the vocabulary is %d (%s)"):format(tokenizer_path,
+        tokenizer:vocab(), vocab, from), "EDATA")
+    end
+  end
   local digest = errors.try(core.digest(ctx, source.path))
   print("digest: " .. digest)
   local described = data.read_json(source.path .. "/dataset.json")
