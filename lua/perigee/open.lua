@@ -14,7 +14,7 @@ local tracker = require "perigee.tracker"
 local open = {}
 
 local option_keys = { "out", "set", "device", "threads", "compute", "micro", "max_updates",
-  "max_time", "quiet", "signals", "console", "rank_timeout" }
+  "max_time", "quiet", "signals", "rank_timeout" }
 open.option_keys = option_keys
 
 function open.check_options(options, what)

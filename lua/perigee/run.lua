@@ -8,7 +8,6 @@
 local core = require "perigee.core"
 local check = require "perigee.check"
 local checkpoints = require "perigee.checkpoints"
-local console = require "perigee.console"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
 local random = require "perigee.random"
@@ -189,8 +188,6 @@ function Run:step()
   self.update, self.tokens = step.update, step.tokens
   self.loss, self.grad_norm, self.clip_factor = step.loss, step.norm, step.factor
   self.batch_hash, self.step_seconds = step.batch_hash, step.seconds
-  self.trained_seconds = (self.trained_seconds or 0) + step.seconds
-  self.session_tokens = (self.session_tokens or 0) + self.tokens_per_update
   self.tracker:add(step)
   self.line_written = false
 end
@@ -507,5 +504,4 @@ function Run:select(selector)
   return names
 end
 
-runs.console = console
 return runs
