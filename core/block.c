@@ -2,64 +2,48 @@
  * x += down(silu(gate y) * (up y)) with y = norm(x). Residual sums are the products' beta = 1. */
 #include "model_internal.h"
 
-int pg__linear(const pg_activations *a, const pg_parameter *w, const void *x, int64_t n, float beta,
-               void *out) {
+int pg__product(pg_context *ctx, double alpha, pg__operand a, pg__operand b, double beta,
+                pg_dtype type_c, void *c, int64_t ldc) {
+  const pg_gemm g = {.transpose_a = a.transposed,
+                     .transpose_b = b.transposed,
+                     .m = a.rows,
+                     .n = b.columns,
+                     .k = a.columns,
+                     .alpha = (float)alpha,
+                     .beta = (float)beta,
+                     .a = a.data,
+                     .lda = a.ld,
+                     .b = b.data,
+                     .ldb = b.ld,
+                     .c = c,
+                     .ldc = ldc,
+                     .type_a = a.type,
+                     .type_b = b.type,
+                     .type_c = type_c};
   int status;
-  pg_gemm g = {.transpose_b = true,
-               .m = n,
-               .n = w->rows,
-               .k = w->columns,
-               .alpha = 1,
-               .beta = beta,
-               .a = x,
-               .lda = w->columns,
-               .b = pg__weight(w),
-               .ldb = w->columns,
-               .c = out,
-               .ldc = w->rows,
-               .type_a = a->compute,
-               .type_b = a->compute,
-               .type_c = a->compute};
-  PG_LAUNCH(a->context, gemm, &g);
+  PG_LAUNCH(ctx, gemm, &g);
 fail:
   return status;
 }
 
+int pg__linear(const pg_activations *a, const pg_parameter *w, const void *x, int64_t n, float beta,
+               void *out) {
+  const int64_t in = w->columns;
+  return pg__product(a->context, 1, pg__plain(a->compute, x, n, in, in),
+                     pg__transpose(a->compute, pg__weight(w), w->rows, in, in), beta, a->compute,
+                     out, w->rows);
+}
+
 int pg__linear_backward(const pg_activations *a, const pg_parameter *w, const void *dy,
                         const void *x, int64_t n, float beta, void *dx) {
+  const pg_dtype type = a->compute;
+  const int64_t in = w->columns, out = w->rows;
   int status;
-  pg_gemm input = {.m = n,
-                   .n = w->columns,
-                   .k = w->rows,
-                   .alpha = 1,
-                   .beta = beta,
-                   .a = dy,
-                   .lda = w->rows,
-                   .b = pg__weight(w),
-                   .ldb = w->columns,
-                   .c = dx,
-                   .ldc = w->columns,
-                   .type_a = a->compute,
-                   .type_b = a->compute,
-                   .type_c = a->compute};
-  PG_LAUNCH(a->context, gemm, &input);
-  if (!w->gradient) return 0;
-  pg_gemm weight = {.transpose_a = true,
-                    .m = w->rows,
-                    .n = w->columns,
-                    .k = n,
-                    .alpha = 1,
-                    .beta = 1,
-                    .a = dy,
-                    .lda = w->rows,
-                    .b = x,
-                    .ldb = w->columns,
-                    .c = w->gradient->data,
-                    .ldc = w->columns,
-                    .type_a = a->compute,
-                    .type_b = a->compute,
-                    .type_c = PG_F32};
-  PG_LAUNCH(a->context, gemm, &weight);
+  PG_TRY(pg__product(a->context, 1, pg__plain(type, dy, n, out, out),
+                     pg__plain(type, pg__weight(w), out, in, in), beta, type, dx, in));
+  if (w->gradient)
+    PG_TRY(pg__product(a->context, 1, pg__transpose(type, dy, n, out, out),
+                       pg__plain(type, x, n, in, in), 1, PG_F32, w->gradient->data, in));
 fail:
   return status;
 }

@@ -5,26 +5,10 @@
 /* a->logits[rows, vocab] = alpha * h M^T in fp32, h [rows, d] and M [vocab, d] of one type. */
 static int chunk_logits(pg_activations *a, pg_dtype type, const void *hidden, const void *matrix,
                         int64_t row_stride, int64_t rows, double alpha) {
-  pg_context *ctx = a->context;
-  int64_t d = a->config.width;
-  int status;
-  pg_gemm g = {.transpose_b = true,
-               .m = rows,
-               .n = a->config.vocab,
-               .k = d,
-               .alpha = (float)alpha,
-               .a = hidden,
-               .lda = d,
-               .b = matrix,
-               .ldb = row_stride,
-               .c = a->logits,
-               .ldc = a->logits_ld,
-               .type_a = type,
-               .type_b = type,
-               .type_c = PG_F32};
-  PG_LAUNCH(ctx, gemm, &g);
-fail:
-  return status;
+  const int64_t d = a->config.width;
+  return pg__product(a->context, alpha, pg__plain(type, hidden, rows, d, d),
+                     pg__transpose(type, matrix, a->config.vocab, d, row_stride), 0, PG_F32,
+                     a->logits, a->logits_ld);
 }
 
 /* Row `position` of the last forward's hidden states. */
@@ -36,40 +20,17 @@ static const void *hidden_at(const pg_activations *a, int64_t position) {
 static int chunk_backward(const pg_parameter *head, pg_activations *a, int64_t first,
                           int64_t rows) {
   pg_context *ctx = a->context;
-  pg_dtype type = a->compute;
-  int64_t d = head->columns, ld = type == PG_BF16 ? 2 * a->logits_ld : a->logits_ld;
+  const pg_dtype type = a->compute;
+  const int64_t d = head->columns, vocab = head->rows;
+  const int64_t ld = type == PG_BF16 ? 2 * a->logits_ld : a->logits_ld;
   int status;
-  pg_gemm hidden = {.m = rows,
-                    .n = d,
-                    .k = head->rows,
-                    .alpha = 1,
-                    .a = a->logits,
-                    .lda = ld,
-                    .b = pg__weight(head),
-                    .ldb = d,
-                    .c = pg__element(type, a->dnorm, first * d),
-                    .ldc = d,
-                    .type_a = type,
-                    .type_b = type,
-                    .type_c = type};
-  PG_LAUNCH(ctx, gemm, &hidden);
-  if (!head->gradient) return 0;
-  pg_gemm weight = {.transpose_a = true,
-                    .m = head->rows,
-                    .n = d,
-                    .k = rows,
-                    .alpha = 1,
-                    .beta = 1,
-                    .a = a->logits,
-                    .lda = ld,
-                    .b = hidden_at(a, first),
-                    .ldb = d,
-                    .c = head->gradient->data,
-                    .ldc = d,
-                    .type_a = type,
-                    .type_b = type,
-                    .type_c = PG_F32};
-  PG_LAUNCH(ctx, gemm, &weight);
+  PG_TRY(pg__product(ctx, 1, pg__plain(type, a->logits, rows, vocab, ld),
+                     pg__plain(type, pg__weight(head), vocab, d, d), 0, type,
+                     pg__element(type, a->dnorm, first * d), d));
+  if (head->gradient)
+    PG_TRY(pg__product(ctx, 1, pg__transpose(type, a->logits, rows, vocab, ld),
+                       pg__plain(type, hidden_at(a, first), rows, d, d), 1, PG_F32,
+                       head->gradient->data, d));
 fail:
   return status;
 }

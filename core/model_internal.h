@@ -104,6 +104,26 @@ static inline const void *pg__weight(const pg_parameter *w) {
 static inline void *pg__element(pg_dtype type, const void *x, int64_t offset) {
   return (char *)x + offset * (type == PG_BF16 ? 2 : 4);
 }
+/* An operand of a product: op(data) with data row-major, rows `ld` elements apart. rows and columns
+ * are those of op(data). */
+typedef struct pg__operand {
+  const void *data;
+  int64_t rows, columns, ld;
+  pg_dtype type;
+  bool transposed;
+} pg__operand;
+/* data[rows, columns], and its transpose. */
+static inline pg__operand pg__plain(pg_dtype type, const void *data, int64_t rows, int64_t columns,
+                                    int64_t ld) {
+  return (pg__operand){data, rows, columns, ld, type, false};
+}
+static inline pg__operand pg__transpose(pg_dtype type, const void *data, int64_t rows,
+                                        int64_t columns, int64_t ld) {
+  return (pg__operand){data, columns, rows, ld, type, true};
+}
+/* c[a.rows, b.columns] = alpha a b + beta c; a.columns == b.rows. */
+int pg__product(pg_context *ctx, double alpha, pg__operand a, pg__operand b, double beta,
+                pg_dtype type_c, void *c, int64_t ldc);
 /* x and dy are activations. out[n, rows] = beta out + x[n, columns] W^T, the forward of a linear
  * map. */
 int pg__linear(const pg_activations *a, const pg_parameter *w, const void *x, int64_t n, float beta,
