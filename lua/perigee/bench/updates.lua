@@ -1,0 +1,104 @@
+-- Whole updates on synthetic data: time, memory, and where the time goes.
+local core = require "perigee.core"
+local data = require "perigee.bench.data"
+local directory = require "perigee.directory"
+local errors = require "perigee.errors"
+local optim = require "perigee.optim"
+
+local updates = {}
+
+-- FLOP of one token, forward and backward. The second term is attention's, causal: half of T.
+function updates.flops_per_token(config)
+  local embedding = config.vocab * config.width
+  return 6 * (config.weights - embedding)
+    + 12 * config.layers * config.heads * config.head_dim * config.context / 2
+end
+updates.formula = "6 (parameters - embedding) + 12 layers heads head_dim context / 2"
+
+function updates.median(values)
+  local sorted = table.move(values, 1, #values, 1, {})
+  table.sort(sorted)
+  local middle = #sorted // 2
+  if #sorted % 2 == 1 then return sorted[middle + 1] end
+  return (sorted[middle] + sorted[middle + 1]) / 2
+end
+
+local function optimizers(head)
+  return {
+    embedding = optim.public.adamw { lr = 1e-3 },
+    backbone = optim.public.muon { lr = 1e-3 },
+    head = head == "adamw" and optim.public.adamw { lr = 1e-3 }
+      or optim.public[head] { lr = 1e-3 },
+  }
+end
+
+-- A run of the core: model, data, and who updates what.
+local function new_run(ctx, folder, case)
+  local model = errors.try(core.model(ctx, case.config, case.compute))
+  model:init(0)
+  local run = errors.try(core.run(model, { data = folder, sequences = case.sequences,
+    micro = case.micro }))
+  local roles = { embedding = {}, backbone = {}, head = {} }
+  local head
+  for _, parameter in ipairs(model:parameters()) do
+    table.insert(roles[parameter.role], parameter)
+    if parameter.role == "head" then head = parameter end
+  end
+  for role, optimizer in pairs(optimizers(case.head)) do
+    if #roles[role] > 0 then
+      errors.try(run:assign { optimizer = optimizer:core_optimizer(),
+        hypers = optimizer:values(0, 1), parameters = roles[role] })
+    end
+  end
+  return model, run, head
+end
+
+local function seconds_of(f, ...)
+  local start = core.clock()
+  local result = errors.try(f(...))
+  return core.clock() - start, result
+end
+
+-- case: { name, config, compute, head, sequences, micro, updates, warmup }. Returns what --json
+-- prints for it. `peak` is the denominator of the utilisation, FLOP/s.
+function updates.measure(ctx, case, peak)
+  local folder = data.make(case.config, case.sequences, math.min(8, case.warmup + case.updates))
+  local model, run
+  local ok, result = pcall(function()
+    local head
+    model, run, head = new_run(ctx, folder, case)
+    for _ = 1, case.warmup do errors.try(run:step()) end
+    local times, wait = {}, 0
+    for i = 1, case.updates do
+      local step
+      times[i], step = seconds_of(run.step, run)
+      wait = wait + step.wait_seconds
+    end
+    local memory = ctx:peak_bytes()
+    local diameters = {}
+    for i = 1, 3 do diameters[i] = seconds_of(core.diameter, head.increment) end
+    local seconds, diameter = updates.median(times), updates.median(diameters)
+    local tokens = case.sequences * case.config.context
+    local flops = updates.flops_per_token(case.config)
+    return directory.object {
+      { "name", case.name }, { "compute", case.compute }, { "head", case.head },
+      { "model", case.config }, { "sequences", case.sequences }, { "micro", case.micro },
+      { "updates", case.updates }, { "warmup", case.warmup },
+      { "tokens_per_second", tokens / seconds }, { "seconds_per_update", seconds },
+      { "flops_per_token", flops },
+      { "flops_per_second", flops * tokens / seconds },
+      { "utilisation", flops * tokens / seconds / peak },
+      { "peak_memory_bytes", memory },
+      { "data_wait_seconds", wait / case.updates },
+      { "diameter_seconds", diameter },
+      { "diameter_share", diameter / (diameter + 10 * seconds) },
+    }
+  end)
+  if run then run:close() end
+  if model then model:close() end
+  core.fs.remove(folder)
+  if not ok then error(result, 0) end
+  return result
+end
+
+return updates

@@ -1,0 +1,124 @@
+-- perigee bench
+local cli = require "perigee.cli"
+local core = require "perigee.core"
+local check = require "perigee.check"
+local directory = require "perigee.directory"
+local errors = require "perigee.errors"
+local open = require "perigee.open"
+local peak = require "perigee.bench.peak"
+local updates = require "perigee.bench.updates"
+
+local function size(name, min, help)
+  return { name = name, value = "N", kind = "integer", min = min, help = help }
+end
+
+local command = {
+  name = "bench",
+  usage = "bench [--model NAME] [--layers N …] [--head NAME]… [--json]",
+  description = "How fast this machine trains: whole updates on random tokens in a temporary "
+    .. "folder, with AdamW on the embedding and Muon on the blocks. Utilisation counts "
+    .. updates.formula .. " FLOP for a token, forward and backward, over the measured peak. Other "
+    .. "work on the machine disturbs the figures.",
+  positional = { 0, 0 },
+  options = {
+    { name = "model", value = "NAME", help = "a preset (190m, 380m, 640m) instead of the default, "
+      .. "8 layers of width 256, 4 heads, vocabulary 50257, context 256; the next options change "
+      .. "single sizes" },
+    size("layers", 0, "blocks"), size("width", 1, "d"), size("heads", 1, "attention heads"),
+    size("head-dim", 1, "width of an attention head"),
+    size("mlp", 1, "inner width of SwiGLU"), size("vocab", 2, "vocabulary, at most 65536"),
+    size("context", 1, "tokens per sequence"),
+    size("sequences", 1, "sequences per update (default 8)"),
+    size("micro", 1, "sequences per micro-batch (default: all)"),
+    size("updates", 1, "measured updates, of which the median counts (default 3)"),
+    size("warmup", 0, "updates before them (default 1)"),
+    { name = "head", value = "NAME", many = true, choices = { "rownorm", "adamw" },
+      help = "the head's optimizer: rownorm (default) or adamw; several give a case each" },
+    cli.device_option, cli.compute_option, size("threads", 1, "compute threads"),
+    { name = "json", help = "one JSON object instead of tables; lua/README.md has its layout" },
+  },
+}
+
+local function model_config(options)
+  local model = { preset = options.model }
+  local default = { layers = 8, width = 256, heads = 4, vocab = 50257, context = 256 }
+  for _, name in ipairs { "layers", "width", "heads", "head_dim", "mlp", "vocab", "context" } do
+    model[name] = options[name] or not options.model and default[name] or nil
+  end
+  if options.model and options.width and not options.mlp then model.mlp = 4 * options.width end
+  local ok, config = pcall(core.model_config, model)
+  if not ok then errors.usage("%s", errors.text(config)) end
+  if config.vocab > 65536 then
+    errors.usage("--vocab %d is not allowed: expected 2 to 65536, what shards hold", config.vocab)
+  end
+  return config
+end
+
+local function cases(ctx, options)
+  local config = model_config(options)
+  local sequences = options.sequences or 8
+  local micro = options.micro or sequences
+  if sequences % micro ~= 0 then
+    errors.usage("--micro %d is not allowed: expected a divisor of --sequences %d", micro,
+      sequences)
+  end
+  local list = {}
+  for _, head in ipairs(options.head or { "rownorm" }) do
+    local compute = open.compute(ctx, options.compute or "auto")
+    list[#list + 1] = { config = config, compute = compute, head = head, sequences = sequences,
+      micro = micro, updates = options.updates or 3, warmup = options.warmup or 1,
+      name = ("%s, %s head, %s"):format(options.model or ("d=%d L=%d V=%d T=%d"):format(
+        config.width, config.layers, config.vocab, config.context), head, compute) }
+  end
+  return list
+end
+
+local function machine(ctx)
+  local host, device = core.host(), errors.try(ctx:describe())
+  return directory.object {
+    { "device", ctx:device() }, { "name", device.name }, { "cpu", host.cpu },
+    { "cores", host.cores }, { "threads", ctx:threads() }, { "memory_bytes", host.memory_bytes },
+    { "device_memory_bytes", device.memory_total }, { "os", host.os },
+    { "perigee", core.version },
+  }
+end
+
+local function print_case(case)
+  print(case.name)
+  print(("  %.0f tokens/s, %.4f s per update of %d tokens; %.1f %% of the peak; %.2f GiB"):format(
+    case.tokens_per_second, case.seconds_per_update, case.sequences * case.model.context,
+    100 * case.utilisation, case.peak_memory_bytes / 2 ^ 30))
+  print(("  exact head diameter %.4f s, every 10 updates %.2f %% of the time"):format(
+    case.diameter_seconds, 100 * case.diameter_share))
+end
+
+return function(words)
+  local options = cli.parse(command, words)
+  if options.help then
+    io.stdout:write(cli.help(command))
+    return 0
+  end
+  local device, index = check.device(nil, "device", options.device or "auto")
+  local function context()
+    return errors.try(core.context { device = device, device_index = index,
+      threads = options.threads })
+  end
+  local result = { kernels = core.json.array {}, cases = core.json.array {} }
+  local list
+  do
+    local ctx <close> = context()
+    list = cases(ctx, options)
+    result.machine, result.peak = machine(ctx), peak.measure(ctx)
+  end
+  for _, case in ipairs(list) do
+    local ctx <close> = context() -- a new one counts its own memory only
+    local measured = updates.measure(ctx, case, result.peak.fp32_flops_per_second)
+    table.insert(result.cases, measured)
+    if not options.json then print_case(measured) end
+  end
+  if options.json then
+    print(core.json.encode(directory.object { { "machine", result.machine },
+      { "peak", result.peak }, { "kernels", result.kernels }, { "cases", result.cases } }, 2))
+  end
+  return 0
+end
