@@ -1,13 +1,15 @@
 /* The buffers of forward and backward passes, planned in one arena.
  *
- * Training keeps, per position and block, 2 d + 6 D + 3 F elements and 2 + 3 heads floats
+ * PG_KEEP_ALL keeps, per position and block, 2 d + 6 D + 3 F elements and 2 + 3 heads floats
  * (model_internal.h; d width, D = heads * head_dim, F mlp): 20 d at D = d, F = 4 d, that is 80 d
  * bytes in fp32 and 40 d in bf16. Norm outputs are recomputed, gate and up are overwritten by their
  * gradients. On top, once: 5 d + max(F, 4 D) elements per position, and a chunk of logits of at
  * most 128 MB, which shares memory with the latter. In fp32, at V = 50257, d = 256, 4 blocks and 4
  * heads a position costs 82,144 bytes in the blocks and 5,136 beside them; 8192 positions with the
- * 103 MB chunk: 818 MB. Without training nothing is kept per block: 2 d + max(d + 6 D + 3 F, chunk
- * of logits). In bf16 diagnostics need d floats for each row of a chunk. */
+ * 103 MB chunk: 818 MB. PG_KEEP_INPUTS keeps d elements per block and the rest once: 23,608 bytes
+ * in the blocks, for a second forward pass of all blocks but the last, without its last product.
+ * PG_KEEP_NOTHING keeps nothing per block: 2 d + max(d + 6 D + 3 F, chunk of logits). In bf16
+ * diagnostics need d floats for each row of a chunk. */
 #include "model_internal.h"
 #include <math.h>
 #include <stdlib.h>
@@ -52,11 +54,9 @@ static void rewind_to(planner *p, size_t used) {
   if (p->arena) p->arena->used = used;
 }
 
-static void plan_block(planner *p, const pg_model_config *c, int64_t n, pg_block_buffers *b,
-                       void *residual) {
+/* All of a block's buffers but the residual stream before and within it. */
+static void plan_block(planner *p, const pg_model_config *c, int64_t n, pg_block_buffers *b) {
   int64_t inner = c->heads * c->head_dim;
-  b->input = residual ? residual : take(p, n, c->width);
-  b->middle = residual ? residual : take(p, n, c->width);
   b->q_raw = take(p, n, inner);
   b->k_raw = take(p, n, inner);
   b->q = take(p, n, inner);
@@ -73,8 +73,22 @@ static void plan_block(planner *p, const pg_model_config *c, int64_t n, pg_block
   b->lse = take_words(p, n, c->heads);
 }
 
+/* What the blocks keep for the backward pass; `blocks` may be NULL in a dry run. */
+static void plan_kept(planner *p, const pg_model_config *c, int64_t n, bool shared,
+                      pg_block_buffers *blocks) {
+  pg_block_buffers b = {0};
+  for (int64_t i = 0; i < c->layers; i++) {
+    b.input = take(p, n, c->width);
+    if (i == 0 || !shared) {
+      b.middle = take(p, n, c->width);
+      plan_block(p, c, n, &b);
+    }
+    if (blocks) blocks[i] = b;
+  }
+}
+
 /* Returns the bytes needed; INT64_MAX when they cannot be counted. `a` has config, capacity,
- * max_time and training set; blocks may be NULL in a dry run. */
+ * max_time and keep set; blocks may be NULL in a dry run. */
 static int64_t plan(pg_activations *a, pg_arena *arena) {
   const pg_model_config *c = &a->config;
   planner p = {.compute = a->compute, .arena = arena};
@@ -89,19 +103,17 @@ static int64_t plan(pg_activations *a, pg_arena *arena) {
   a->output = take(&p, n, c->width);
   a->output_rstd = take_words(&p, n, 1);
   a->hidden = take(&p, n, c->width);
-  if (a->training) {
-    pg_block_buffers dry;
+  if (a->keep != PG_KEEP_NOTHING) {
     a->stream = take(&p, n, c->width);
     a->norm = take(&p, n, c->width);
     a->dnorm = take(&p, n, c->width);
-    for (int64_t i = 0; i < c->layers; i++)
-      plan_block(&p, c, n, a->blocks ? &a->blocks[i] : &dry, NULL);
+    plan_kept(&p, c, n, a->keep == PG_KEEP_INPUTS, a->blocks);
   }
 
   /* From here on three tenants share memory, never at the same time: scratch of the blocks'
    * backward pass or of a forward pass that keeps nothing, and the head's logits. */
   shared = p.used;
-  if (a->training) {
+  if (a->keep != PG_KEEP_NOTHING) {
     a->dproduct = take(&p, n, c->mlp);
     high = p.used;
     rewind_to(&p, shared);
@@ -110,9 +122,9 @@ static int64_t plan(pg_activations *a, pg_arena *arena) {
     a->dk = take(&p, n, inner);
     a->dv = take(&p, n, inner);
   } else {
-    pg_block_buffers one;
+    pg_block_buffers one = {.input = a->output, .middle = a->output};
     a->norm = take(&p, n, c->width);
-    plan_block(&p, c, n, &one, a->output);
+    plan_block(&p, c, n, &one);
     for (int64_t i = 0; a->blocks && i < c->layers; i++) a->blocks[i] = one;
     high = p.used;
   }
@@ -148,7 +160,7 @@ fail:
 }
 
 int pg_activations_new(pg_context *ctx, const pg_model_config *config, pg_dtype compute,
-                       int64_t batch, int64_t time, bool training, pg_activations **out) {
+                       int64_t batch, int64_t time, pg_keep keep, pg_activations **out) {
   int status;
   int64_t bytes = INT64_MAX, capacity;
   pg_activations *a = NULL;
@@ -171,7 +183,7 @@ int pg_activations_new(pg_context *ctx, const pg_model_config *config, pg_dtype 
   a->compute = compute;
   a->capacity = capacity;
   a->max_time = time;
-  a->training = training;
+  a->keep = keep;
   bytes = plan(a, NULL);
   if (bytes == INT64_MAX) goto memory;
   a->blocks = calloc((size_t)pg__max(1, resolved.layers), sizeof *a->blocks);
@@ -189,7 +201,7 @@ memory:
                    "no memory for the activations of %lld sequences of %lld tokens (%.1f GB%s); "
                    "fewer sequences per micro-batch need less",
                    (long long)batch, (long long)time, 1e-9 * (double)bytes,
-                   training ? ", training" : "");
+                   keep == PG_KEEP_NOTHING ? "" : ", training");
 fail:
   pg_activations_free(a);
   return status;
@@ -209,9 +221,8 @@ void pg_activations_size(const pg_activations *a, int64_t *positions, int64_t *t
 }
 
 int64_t pg_activations_bytes(const pg_model_config *config, pg_dtype compute, int64_t batch,
-                             int64_t time, bool training) {
-  pg_activations a = {
-      .config = *config, .compute = compute, .max_time = time, .training = training};
+                             int64_t time, pg_keep keep) {
+  pg_activations a = {.config = *config, .compute = compute, .max_time = time, .keep = keep};
   if (config->vocab < 1 || config->width < 1 || config->heads < 1 || batch < 1 || time < 1)
     return INT64_MAX;
   if (__builtin_mul_overflow(batch, time, &a.capacity)) return INT64_MAX;

@@ -76,6 +76,7 @@ int pg__block_forward(const pg_model *model, pg_activations *a, int64_t layer, v
   PG_TRY(pg__linear(a, &w[PG_GATE], a->norm, n, 0, b->gate));
   PG_TRY(pg__linear(a, &w[PG_UP], a->norm, n, 0, b->up));
   PG_LAUNCH(ctx, swiglu_forward, type, b->gate, b->up, n * c->mlp, b->product);
+  if (!output) return 0;
   if (output != b->middle)
     PG_LAUNCH(ctx, copy, output, b->middle, (size_t)(n * d) * pg_dtype_size(type));
   PG_TRY(pg__linear(a, &w[PG_DOWN], b->product, n, 1, output));

@@ -75,6 +75,9 @@ int pg_model_backward_ready(const pg_model *model, pg_activations *a, pg_ready_f
             false, a->stream);
   for (int64_t layer = c->layers - 1; layer >= 0; layer--) {
     if (first >= 1 + (size_t)(layer + 1) * PG_BLOCK_MATRICES) return ready(self, 0);
+    /* The buffers that the blocks share still hold what the last block left in them. */
+    if (a->keep == PG_KEEP_INPUTS && layer + 1 < c->layers)
+      PG_TRY(pg__block_forward(model, a, layer, NULL));
     PG_TRY(pg__block_backward(model, a, layer));
     PG_TRY(ready(self, 1 + (size_t)layer * PG_BLOCK_MATRICES));
   }

@@ -50,9 +50,9 @@ int pg_head_loss(const pg_model *model, pg_activations *a, const int32_t *target
   int64_t n = a->batch * a->time;
   int status;
   PG_TRY(need_hidden(model, a));
-  if (gradient && !a->training)
+  if (gradient && a->keep == PG_KEEP_NOTHING)
     return pg_fail(ctx, PG_EINVAL,
-                   "a gradient of the loss needs activations made with training = true");
+                   "a gradient of the loss needs activations that keep something for it");
   if (gradient && a->stage == PG_STAGE_CONSUMED)
     return pg_fail(ctx, PG_ESTATE,
                    "a gradient of the loss after pg_model_backward needs a new pg_model_forward");

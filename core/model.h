@@ -89,13 +89,20 @@ int pg_model_save(const pg_model *model, const char *path);
 int pg_model_copy(pg_model *to, const pg_model *from);
 
 /* ---- forward and backward -------------------------------------------------------------- */
-/* Buffers of a forward pass for up to batch * time positions, and, with `training`, of the
+/* What a forward pass leaves behind for a backward pass. The last two give the same bits. */
+typedef enum pg_keep {
+  PG_KEEP_NOTHING, /* there is no backward pass */
+  PG_KEEP_ALL,     /* whatever a block's backward pass reads, of every block */
+  PG_KEEP_INPUTS   /* every block's input: its backward pass first runs its forward pass again */
+} pg_keep;
+
+/* Buffers of a forward pass for up to batch * time positions, and, unless nothing is kept, of the
  * backward pass. Independent of the weights: any model of this config and compute type may use it.
  * In bf16 the residual stream, its gradient and the operands of products are bf16; logits and
  * statistics are fp32, and gradients of weights accumulate in fp32. */
 typedef struct pg_activations pg_activations;
 int pg_activations_new(pg_context *ctx, const pg_model_config *config, pg_dtype compute,
-                       int64_t batch, int64_t time, bool training, pg_activations **out);
+                       int64_t batch, int64_t time, pg_keep keep, pg_activations **out);
 void pg_activations_free(pg_activations *a);
 /* How many positions it holds, batch * time at most, and the longest time. */
 void pg_activations_size(const pg_activations *a, int64_t *positions, int64_t *time);
@@ -134,7 +141,7 @@ int pg_head_logits(const pg_model *model, pg_activations *a, int64_t position, f
 /* Bytes of device memory that such activations need, for estimates; INT64_MAX when too many to
  * count. */
 int64_t pg_activations_bytes(const pg_model_config *config, pg_dtype compute, int64_t batch,
-                             int64_t time, bool training);
+                             int64_t time, pg_keep keep);
 
 #ifdef __cplusplus
 }

@@ -29,8 +29,9 @@ struct pg_model {
 };
 
 /* What a block's backward pass reads, N = batch * time positions, d = width, D = heads * head_dim,
- * F = mlp. Tensors are in the compute type, statistics are fp32. Without training all blocks share
- * one set, with input == middle: the residual stream is then updated in place. */
+ * F = mlp. Tensors are in the compute type, statistics are fp32. Where only the inputs are kept all
+ * blocks share the rest; where nothing is kept they share everything, with input == middle: the
+ * residual stream is then updated in place. */
 typedef struct pg_block_buffers {
   void *input;         /* [N, d] residual stream before the block; output: the next one's input */
   void *middle;        /* [N, d] after attention */
@@ -58,7 +59,7 @@ struct pg_activations {
   pg_model_config config;
   pg_dtype compute;
   int64_t capacity, max_time; /* positions; longest sequence (rows of the rotation tables) */
-  bool training;
+  pg_keep keep;
   pg_arena arena;
 
   pg_block_buffers *blocks;       /* [layers], host memory */
@@ -131,8 +132,8 @@ int pg__linear(const pg_activations *a, const pg_parameter *w, const void *x, in
 /* dx[n, columns] = beta dx + dy[n, rows] W, and W's gradient += dy^T x when it has one. */
 int pg__linear_backward(const pg_activations *a, const pg_parameter *w, const void *dy,
                         const void *x, int64_t n, float beta, void *dx);
-/* Block `layer` from b->input to `output` [N, d] (may be b->middle), and back: a->stream holds the
- * gradient of the output, then that of the input. */
+/* Block `layer` from b->input to `output` [N, d] (may be b->middle; NULL: only what the backward
+ * pass reads), and back: a->stream holds the gradient of the output, then that of the input. */
 int pg__block_forward(const pg_model *model, pg_activations *a, int64_t layer, void *output);
 int pg__block_backward(const pg_model *model, pg_activations *a, int64_t layer);
 

@@ -63,8 +63,8 @@ int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out) {
                             .shuffle = true,
                             .depth = options->read_ahead};
   PG_TRY(pg_loader_open(ctx, &data, &run->loader));
-  PG_TRY(pg_activations_new(ctx, config, pg_model_compute(model), micro, run->time, true,
-                            &run->activations));
+  PG_TRY(pg_activations_new(ctx, config, pg_model_compute(model), micro, run->time,
+                            options->recompute ? PG_KEEP_INPUTS : PG_KEEP_ALL, &run->activations));
   PG_TRY(pg__alloc(ctx, sizeof(pg_clip), "clip factor", (void **)&run->clip));
   size_t bytes = (size_t)(micro * run->time) * sizeof(int32_t);
   run->inputs = malloc(bytes);

@@ -27,6 +27,7 @@ typedef struct pg_run_options {
   uint64_t data_seed;
   int read_ahead;           /* micro-batches, 0: default */
   bool keep_all_increments; /* false: only the head's */
+  bool recompute;           /* PG_KEEP_INPUTS: less memory, more time, the same results */
   pg_comm *comm;            /* NULL: pg_comm_self(). Not owned */
   /* Split the optimizers' work and slots over the ranks, as each descriptor declares. Slots then
    * hold this rank's part: its rows, nothing, or everything. */

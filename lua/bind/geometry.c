@@ -142,7 +142,7 @@ static int evaluation(lua_State *L, const pg_model *model, int64_t sequences, pg
   const pg_model_config *config = pg_model_get_config(model);
   *box = pgl_own(L, release_activations);
   int status = pg_activations_new(pg_model_context(model), config, pg_model_compute(model),
-                                  sequences, config->context, false, out);
+                                  sequences, config->context, PG_KEEP_NOTHING, out);
   if (status == 0) **box = *out;
   return status;
 }

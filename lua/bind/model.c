@@ -342,8 +342,8 @@ static int model_generate(lua_State *L) {
   int32_t next = 0;
   int status = 0;
   if (!m->generation)
-    status = pg_activations_new(ctx, config, pg_model_compute(m->model), 1, config->context, false,
-                                &m->generation);
+    status = pg_activations_new(ctx, config, pg_model_compute(m->model), 1, config->context,
+                                PG_KEEP_NOTHING, &m->generation);
   if (status == 0)
     status =
         pg_generate_next(m->model, m->generation, tokens, count, &options, (uint64_t)index, &next);

@@ -17,7 +17,7 @@ static void open_fixture(fixture *f) {
   f->ctx = open_context(1);
   pg_model_config c = make_config(&small);
   f->model = make_model(f->ctx, &c, 8);
-  MUST(f->ctx, pg_activations_new(f->ctx, &c, PG_F32, 1, 12, false, &f->activations));
+  MUST(f->ctx, pg_activations_new(f->ctx, &c, PG_F32, 1, 12, PG_KEEP_NOTHING, &f->activations));
   int32_t *ids = make_ids(20, 31, 6);
   memcpy(f->prompt, ids, sizeof f->prompt);
   free(ids);

@@ -25,7 +25,7 @@ static void write_logits(const char *folder, const pg_model *model, int64_t time
   snprintf(path, sizeof path, "%s/logits.json", folder);
   FILE *file = fopen(path, "w");
   if (!file || !logits) abort();
-  MUST(ctx, pg_activations_new(ctx, c, PG_F32, 1, time, false, &a));
+  MUST(ctx, pg_activations_new(ctx, c, PG_F32, 1, time, PG_KEEP_NOTHING, &a));
   MUST(ctx, pg_model_forward(model, a, tokens, 1, time, &hidden));
   fprintf(file, "{\"tokens\": [");
   for (int64_t t = 0; t < time; t++) fprintf(file, "%s%d", t ? "," : "", (int)tokens[t]);

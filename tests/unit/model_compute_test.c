@@ -24,8 +24,8 @@ static void open_models(models *m) {
   MUST(m->ctx, pg_model_new(m->ctx, &m->config, &m->rounded));
   MUST(m->ctx, pg_model_set_compute(m->rounded, PG_BF16));
   MUST(m->ctx, pg_model_copy(m->rounded, m->exact));
-  MUST(m->ctx, pg_activations_new(m->ctx, &m->config, PG_F32, 3, 24, true, &m->exact_a));
-  MUST(m->ctx, pg_activations_new(m->ctx, &m->config, PG_BF16, 3, 24, true, &m->rounded_a));
+  MUST(m->ctx, pg_activations_new(m->ctx, &m->config, PG_F32, 3, 24, PG_KEEP_ALL, &m->exact_a));
+  MUST(m->ctx, pg_activations_new(m->ctx, &m->config, PG_BF16, 3, 24, PG_KEEP_ALL, &m->rounded_a));
   m->tokens = make_ids(N, 97, 1);
   m->targets = make_ids(N, 97, 2);
 }
@@ -98,7 +98,8 @@ TEST(types_must_agree) {
   CHECK(pg_model_set_compute(m.rounded, PG_F64) == PG_EINVAL, "%s", pg_context_message(m.ctx));
   CHECK(pg_model_compute(m.rounded) == PG_BF16, "a refusal changes the type");
   pg_activations *a;
-  CHECK(pg_activations_new(m.ctx, &m.config, PG_I32, 3, 24, false, &a) == PG_EINVAL && !a);
+  CHECK(pg_activations_new(m.ctx, &m.config, PG_I32, 3, 24, PG_KEEP_NOTHING, &a) == PG_EINVAL &&
+        !a);
   close_models(&m);
 }
 
@@ -192,8 +193,8 @@ TEST(ranges_are_fp32_products) {
 TEST(activations_take_half) {
   pg_model_config c = make_config(&medium);
   c.width = 512, c.heads = 8, c.head_dim = 64, c.mlp = 2048, c.layers = 8, c.context = 512;
-  int64_t whole = pg_activations_bytes(&c, PG_F32, 8, 512, true);
-  int64_t half = pg_activations_bytes(&c, PG_BF16, 8, 512, true);
+  int64_t whole = pg_activations_bytes(&c, PG_F32, 8, 512, PG_KEEP_ALL);
+  int64_t half = pg_activations_bytes(&c, PG_BF16, 8, 512, PG_KEEP_ALL);
   printf("  %.1f MB in fp32, %.1f MB in bf16\n", 1e-6 * (double)whole, 1e-6 * (double)half);
   /* Statistics and the chunk of logits stay: a few percent. */
   CHECK(half > whole / 2 && (double)half < 0.53 * (double)whole, "%lld of %lld", (long long)half,

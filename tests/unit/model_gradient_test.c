@@ -45,8 +45,8 @@ static void open_fixture(fixture *f, const shape *s, double logit_scale) {
   f->batch = s->batch;
   f->time = s->time;
   f->n = s->batch * s->time;
-  MUST(f->ctx,
-       pg_activations_new(f->ctx, &f->config, PG_F32, s->batch, s->time, true, &f->activations));
+  MUST(f->ctx, pg_activations_new(f->ctx, &f->config, PG_F32, s->batch, s->time, PG_KEEP_ALL,
+                                  &f->activations));
   f->tokens = make_ids(f->n, s->vocab, 1);
   f->targets = make_ids(f->n, s->vocab, 2);
   f->weights = calloc(pg_model_count(f->model), sizeof *f->weights);
@@ -324,7 +324,7 @@ TEST(the_first_golden_batch_has_its_loss_and_gradient_norm) {
   pg_activations *a;
   MUST(ctx, pg_model_new(ctx, &c, &model));
   MUST(ctx, pg_model_load(model, PG_TEST_DIR "/golden/trajectory/init.safetensors"));
-  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 8, 16, true, &a));
+  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 8, 16, PG_KEEP_ALL, &a));
   add_gradients(model);
   double loss = pass(model, a, tokens, targets, 8, 16, 1.0 / 128) / 128;
   float *gradients = all_gradients(model, &count);

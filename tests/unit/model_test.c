@@ -212,17 +212,19 @@ TEST(impossible_batches_are_refused) {
   pg_context *ctx = open_context(1);
   pg_model_config c = make_config(&small);
   pg_activations *a;
-  CHECK(pg_activations_new(ctx, &c, PG_F32, 0, 13, true, &a) == PG_EINVAL && !a, "batch 0");
-  CHECK(pg_activations_new(ctx, &c, PG_F32, 1, 14, true, &a) == PG_EINVAL,
+  CHECK(pg_activations_new(ctx, &c, PG_F32, 0, 13, PG_KEEP_ALL, &a) == PG_EINVAL && !a, "batch 0");
+  CHECK(pg_activations_new(ctx, &c, PG_F32, 1, 14, PG_KEEP_ALL, &a) == PG_EINVAL,
         "time above the context");
   CHECK(strstr(pg_context_message(ctx), "time is 14; allowed: 1 to the model's context 13"), "%s",
         pg_context_message(ctx));
-  CHECK(pg_activations_new(ctx, &c, PG_F32, INT64_MAX / 2, 13, true, &a) == PG_EINVAL, "overflow");
-  CHECK(pg_activations_bytes(&c, PG_F32, INT64_MAX / 2, 13, true) == INT64_MAX, "saturates");
+  CHECK(pg_activations_new(ctx, &c, PG_F32, INT64_MAX / 2, 13, PG_KEEP_ALL, &a) == PG_EINVAL,
+        "overflow");
+  CHECK(pg_activations_bytes(&c, PG_F32, INT64_MAX / 2, 13, PG_KEEP_ALL) == INT64_MAX, "saturates");
   pg_model_config large = c;
   large.layers = 4096;
   large.width = large.mlp = 1 << 20;
-  CHECK(pg_activations_new(ctx, &large, PG_F32, 100000000, 13, true, &a) == PG_ENOMEM, "too large");
+  CHECK(pg_activations_new(ctx, &large, PG_F32, 100000000, 13, PG_KEEP_ALL, &a) == PG_ENOMEM,
+        "too large");
   CHECK(strstr(pg_context_message(ctx), "100000000 sequences of 13 tokens"), "%s",
         pg_context_message(ctx));
   CHECK(pg_context_bytes(ctx) == 0, "left over");
@@ -239,8 +241,8 @@ TEST(calls_out_of_order_and_bad_ids_are_refused) {
   double loss;
   float range[39], logits[97];
   int32_t *tokens = make_ids(39, 97, 1), *targets = make_ids(39, 97, 2);
-  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 3, 13, true, &a));
-  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 3, 13, false, &plain));
+  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 3, 13, PG_KEEP_ALL, &a));
+  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 3, 13, PG_KEEP_NOTHING, &plain));
 #define REFUSED(code, call)                                                                        \
   do {                                                                                             \
     int status_ = (call);                                                                          \
@@ -301,7 +303,7 @@ static float *fresh_pass(int threads, const shape *s, int64_t room, double *loss
   pg_activations *a;
   int32_t *tokens = make_ids(s->batch * s->time, s->vocab, 1);
   int32_t *targets = make_ids(s->batch * s->time, s->vocab, 2);
-  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, s->batch + room, s->time + room, true, &a));
+  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, s->batch + room, s->time + room, PG_KEEP_ALL, &a));
   add_gradients(model);
   if (room) { /* leave something in every buffer */
     int64_t n = (s->batch + room) * (s->time + room);
@@ -375,7 +377,7 @@ TEST(padding_rows_never_leak) {
         MUST(ctx, ctx->kernels->upload(ctx->queue, at, row, sizeof row));
       }
     }
-    MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 3, 13, true, &a));
+    MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 3, 13, PG_KEEP_ALL, &a));
     add_gradients(model);
     loss[i] = pass(model, a, tokens, targets, 3, 13, 1.0 / 39);
     gradients[i] = all_gradients(model, &count);
@@ -409,7 +411,7 @@ TEST(ranges_and_logits_agree) {
   const void *hidden;
   int32_t *tokens = make_ids(39, 97, 1);
   float logits[97], range[20];
-  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 3, 13, false, &a));
+  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 3, 13, PG_KEEP_NOTHING, &a));
   MUST(ctx, pg_model_forward(model, a, tokens, 3, 13, &hidden));
   MUST(ctx, pg_head_ranges(model, a, pg_model_head(model)->value, 15, 20, range));
   for (int i = 0; i < 20; i++) {
@@ -436,7 +438,7 @@ TEST(later_tokens_do_not_change_earlier_features) {
   pg_activations *a;
   const int32_t tokens[2][5] = {{1, 2, 3, 4, 5}, {1, 2, 3, 8, 9}};
   float features[2][5 * 16];
-  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 1, 5, false, &a));
+  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 1, 5, PG_KEEP_NOTHING, &a));
   for (int i = 0; i < 2; i++) {
     const void *hidden;
     MUST(ctx, pg_model_forward(model, a, tokens[i], 1, 5, &hidden));
@@ -456,14 +458,14 @@ TEST(a_forward_that_keeps_nothing_gives_the_same_loss) {
   pg_model *model = make_model(ctx, &c, 8), *copy;
   pg_activations *training, *plain;
   int32_t *tokens = make_ids(39, 97, 1), *targets = make_ids(39, 97, 2);
-  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 3, 13, true, &training));
-  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 3, 13, false, &plain));
+  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 3, 13, PG_KEEP_ALL, &training));
+  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 3, 13, PG_KEEP_NOTHING, &plain));
   MUST(ctx, pg_model_new(ctx, &c, &copy));
   MUST(ctx, pg_model_copy(copy, model));
   double loss = pass(model, training, tokens, targets, 3, 13, 0);
   CHECK(pass(copy, plain, tokens, targets, 3, 13, 0) == loss, "losses differ");
-  CHECK(pg_activations_bytes(&c, PG_F32, 3, 13, false) <
-            pg_activations_bytes(&c, PG_F32, 3, 13, true),
+  CHECK(pg_activations_bytes(&c, PG_F32, 3, 13, PG_KEEP_NOTHING) <
+            pg_activations_bytes(&c, PG_F32, 3, 13, PG_KEEP_ALL),
         "larger");
   free(tokens);
   free(targets);
@@ -483,7 +485,7 @@ TEST(frozen_parameters_leave_the_other_gradients_as_they_are) {
   pg_model *model = make_model(ctx, &c, 8);
   pg_activations *a;
   int32_t *tokens = make_ids(39, 97, 1), *targets = make_ids(39, 97, 2);
-  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 3, 13, true, &a));
+  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 3, 13, PG_KEEP_ALL, &a));
   /* bit i: parameter i is trained. Head only; embedding only; the upper block; every other. */
   static const unsigned trained[] = {1u << 15, 1u, 0x7f00u, 0x5555u, 0xaaaau, 0};
   for (size_t k = 0; k < PG_COUNT(trained); k++) {
@@ -521,9 +523,9 @@ TEST(activations_of_a_large_vocabulary_stay_small) {
   c.vocab = 50257;
   c.context = 1024;
   MUST(ctx, pg_model_config_resolve(ctx, &c));
-  int64_t bytes = pg_activations_bytes(&c, PG_F32, 8, 1024, true);
-  int64_t plain = pg_activations_bytes(&c, PG_F32, 8, 1024, false);
-  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 8, 1024, true, &a));
+  int64_t bytes = pg_activations_bytes(&c, PG_F32, 8, 1024, PG_KEEP_ALL);
+  int64_t plain = pg_activations_bytes(&c, PG_F32, 8, 1024, PG_KEEP_NOTHING);
+  MUST(ctx, pg_activations_new(ctx, &c, PG_F32, 8, 1024, PG_KEEP_ALL, &a));
   CHECK(pg_context_bytes(ctx) == bytes, "%lld, estimate %lld", (long long)pg_context_bytes(ctx),
         (long long)bytes);
   pg_activations_free(a);

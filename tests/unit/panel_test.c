@@ -202,7 +202,7 @@ TEST(published_ranges) {
   pg_activations *a;
 
   pg_model *model = axes_model(3, 2);
-  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 1, 8, false, &a));
+  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 1, 8, PG_KEEP_NOTHING, &a));
   for (int i = 0; i < 9; i++) ids[i] = i % 2;
   MUST(ctx, pg_shard_write(ctx, in_folder("u_val_0.bin"), ids, 9));
   pg_panel *p = panel("u_val_*.bin", 8, 2, 1, 1);
@@ -220,7 +220,7 @@ TEST(published_ranges) {
   pg_model_free(model);
 
   model = axes_model(3, 3); /* matrix [3, 3] whose third row repeats the first */
-  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 1, 8, false, &a));
+  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 1, 8, PG_KEEP_NOTHING, &a));
   for (int i = 0; i < 9; i++) ids[i] = i % 3;
   MUST(ctx, pg_shard_write(ctx, in_folder("u_val_0.bin"), ids, 9));
   p = panel("u_val_*.bin", 8, 3, 1, 1);
@@ -260,8 +260,10 @@ TEST(hilbert_of_prefixes) {
   pg_panel *p =
       panel("v_val_*.bin", TIME, 3 * 17 - 1, 3, 2); /* 17, 17, 16: pieces 12+5, 12+5, 12+4 */
   pg_activations *small, *large;
-  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 1, TIME, false, &small));
-  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 5, TIME, false, &large));
+  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 1, TIME, PG_KEEP_NOTHING,
+                               &small));
+  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 5, TIME, PG_KEEP_NOTHING,
+                               &large));
   float ranges[50], other[50], host[TIME * WIDTH];
   double rms, again, sum = 0;
   MUST(ctx, pg_hilbert(model, small, p, t, &rms, ranges));
@@ -314,9 +316,10 @@ TEST(hilbert_edges) {
   pg_activations *a, *shorter;
   double rms, padded;
   float s[40 * WIDTH];
-  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 2, TIME, false, &a));
   MUST(ctx,
-       pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 9, TIME - 1, false, &shorter));
+       pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 2, TIME, PG_KEEP_NOTHING, &a));
+  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 9, TIME - 1,
+                               PG_KEEP_NOTHING, &shorter));
 
   /* The first update of a warmup. */
   pg_tensor *t = NULL, *view = NULL;
@@ -381,10 +384,12 @@ TEST(validation) {
   int32_t *ids = write_shard("x_val_0.bin", (GROUPS * MICRO + 2) * TIME + 1, VOCAB, 10);
   pg_model *model = block_model();
   pg_activations *one, *all, *shorter;
-  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 1, TIME, false, &one));
-  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), PG_F32, MICRO, TIME, false, &all));
   MUST(ctx,
-       pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 9, TIME - 1, false, &shorter));
+       pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 1, TIME, PG_KEEP_NOTHING, &one));
+  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), PG_F32, MICRO, TIME,
+                               PG_KEEP_NOTHING, &all));
+  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), PG_F32, 9, TIME - 1,
+                               PG_KEEP_NOTHING, &shorter));
   pg_loader_options o = {.folder = folder,
                          .pattern = "x_val_*.bin",
                          .time = TIME,

@@ -228,7 +228,8 @@ static void follow(pg_dtype compute, const char *head, int64_t micro) {
     if (json_object_get(record, "val_loss")) {
       double loss, rms;
       pg_activations *a = NULL;
-      MUST(pg_activations_new(ctx, pg_model_get_config(t.model), compute, 8, 16, false, &a));
+      MUST(pg_activations_new(ctx, pg_model_get_config(t.model), compute, 8, 16, PG_KEEP_NOTHING,
+                              &a));
       MUST(pg_validate(t.model, a, t.validation, (int64_t)number(config, "eval_batches"), &loss));
       MUST(pg_hilbert(t.model, a, t.panel, pg_model_head(t.model)->increment, &rms, NULL));
       pg_activations_free(a);
