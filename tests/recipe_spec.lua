@@ -61,6 +61,8 @@ describe("pg.recipe", function()
     refused('clip = "x" is not allowed: .*false', { clip = "x" })
     refused("clip = 0 is not allowed", { clip = 0 })
     refused("clip = nan is not allowed", { clip = 0 / 0 * -1 })
+    refused('recompute = "attention" is not allowed: expected "none" or "block"',
+      { recompute = "attention" })
     refused("micro = 3 is not allowed: expected a divisor of batch.sequences = 8",
       { batch = { sequences = 8, micro = 3 } })
     refused("seed = %-1 is not allowed", { seed = -1 })

@@ -175,6 +175,27 @@ describe("a resume", function()
     end)
   end)
 
+  it("takes another recompute: the same bits, and goes on as it was started", function()
+    support.write(recipe, (text:gsub("layers = 1", "layers = 3")))
+    train(open("whole", {}))
+    train_to(7, open("parts", { recompute = "block" }))
+    assert.equal("block", support.json(folder .. "/parts/config.json").compute.recompute)
+    train_to(12, assert(pg.resume(folder .. "/parts", { threads = 1, recompute = "none" })))
+    train(assert(pg.resume(folder .. "/parts", { threads = 1 })))
+    same_checkpoint("whole", "parts", 16)
+    same_metrics("whole", "parts", 8)
+    local said, lines = {}, support.metrics(folder .. "/parts")
+    for _, line in ipairs(lines) do said[#said + 1] = line["session/recompute"] end
+    assert.same({ "none", "block" }, said)
+    -- What is kept is most of what this run allocates.
+    local peak = lines[#lines]["memory/peak_allocated_gib"]
+    local _, whole = support.metrics(folder .. "/whole")
+    assert.is_true(peak < whole[16]["memory/peak_allocated_gib"])
+    assert.has_error(function()
+      pg.resume(folder .. "/parts", { threads = 1, recompute = "blocks" })
+    end)
+  end)
+
   it("uses the latest undamaged checkpoint and says which it skipped", function()
     train(open("whole", {}))
     train_to(12, open("parts", {}))

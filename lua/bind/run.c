@@ -43,9 +43,9 @@ static pg_run *check_run(lua_State *L, const char *method) {
 /* core.run(model, { data, train, val, sequences, micro, clip, ... }) */
 static int run_new(lua_State *L) {
   static const char *const keys[] = {
-      "data",       "train",           "val",  "sequences",       "micro", "clip", "data_seed",
-      "read_ahead", "keep_increments", "comm", "shard_optimizer", NULL};
-  const char *what = "run", *val = "*_val_*.bin", *keep = "head";
+      "data",       "train",           "val",  "sequences",       "micro",     "clip", "data_seed",
+      "read_ahead", "keep_increments", "comm", "shard_optimizer", "recompute", NULL};
+  const char *what = "run", *val = "*_val_*.bin", *keep = "head", *recompute = "none";
   int64_t seed = 0, read_ahead = 0;
   pg_run_options options = {.max_norm = 1};
   pgl_object *model = pgl_check(L, 1, &pgl_model_kind);
@@ -67,6 +67,10 @@ static int run_new(lua_State *L) {
   options.read_ahead = (int)read_ahead;
   options.keep_all_increments = strcmp(keep, "all") == 0;
   pgl_get_boolean(L, 2, what, "shard_optimizer", &options.shard_optimizer);
+  pgl_get_string(L, 2, what, "recompute", &recompute);
+  if (strcmp(recompute, "none") != 0 && strcmp(recompute, "block") != 0)
+    return luaL_error(L, "run.recompute: \"none\" or \"block\" expected, got \"%s\"", recompute);
+  options.recompute = strcmp(recompute, "block") == 0;
   pgl_object *comm = NULL;
   if (pgl_raw(L, 2, "comm")) {
     comm = pgl_check(L, -1, &pgl_comm_kind);

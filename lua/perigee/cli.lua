@@ -183,6 +183,9 @@ cli.device_option = { name = "device", value = "NAME", kind = "device",
   help = "auto (a GPU when there is one), cpu, cuda, or cuda:N for one of several" }
 cli.compute_option = { name = "compute", value = "TYPE", choices = { "auto", "fp32", "bf16" },
   help = "auto (bf16 on cuda, fp32 on cpu), fp32 or bf16" }
+cli.recompute_option = { name = "recompute", value = "WHAT", choices = { "none", "block" },
+  help = "block: keep only every block's input and compute the rest again in the backward pass "
+    .. "(less memory, more time, the same results)" }
 
 -- Options shared by the commands that train.
 cli.training_options = {
@@ -192,7 +195,7 @@ cli.training_options = {
     help = "stop with a checkpoint (exit code 75) after seconds, 10m, 1h30m or HH:MM:SS" },
   { name = "max-updates", value = "N", kind = "integer", min = 1,
     help = "end the run after N updates; the schedule keeps its length" },
-  cli.device_option, cli.compute_option,
+  cli.device_option, cli.compute_option, cli.recompute_option,
   { name = "threads", value = "N", kind = "integer", min = 1,
     help = "compute threads (default: the CPUs this process may run on)" },
   { name = "rank-timeout", value = "TIME", kind = "duration",

@@ -125,7 +125,7 @@ function config.build(run)
     { "fork", run.fork_record },
     { "compute", directory.object {
       { "precision", run.compute }, { "storage", "fp32" }, { "cross_entropy", "fp32" },
-      { "squares_summed_in", "fp64" },
+      { "squares_summed_in", "fp64" }, { "recompute", spec.recompute },
     } },
     { "diameter", "all pairs, centred rows, winning pair in fp64" },
     { "hilbert_panel", "first positions of every rank's validation slices" },
@@ -148,9 +148,10 @@ function config.header(run)
       run.last, spec.batch.sequences, spec.batch.sequences // (spec.batch.micro * run.world),
       run.tokens_per_update, spec.schedule:describe(),
       run.last < run.total and (" planned for %d"):format(run.total) or ""),
-    ("seed %d (weights), %d (data); clip %s; %s in %s, %d threads"):format(spec.seed.init,
+    ("seed %d (weights), %d (data); clip %s; %s in %s%s, %d threads"):format(spec.seed.init,
       spec.seed.data, spec.clip and check.show(spec.clip) or "off", run.ctx:device(),
-      run.compute, run.ctx:threads()),
+      run.compute, spec.recompute == "none" and "" or ", recompute " .. spec.recompute,
+      run.ctx:threads()),
     routing.table_text(routing.rows(spec.entries, spec.schedule, run.total)),
   }
   return table.concat(lines, "\n")

@@ -33,8 +33,8 @@ local pg = {
 }
 
 -- Open a run of a recipe (an object, or a path to a recipe file). options: out, set, device,
--- threads, compute, micro, max_updates, max_time (seconds), quiet, signals. Failures of the world
--- return nil, "NAME: text", "NAME".
+-- threads, compute, recompute, micro, max_updates, max_time (seconds), quiet, signals. Failures of
+-- the world return nil, "NAME: text", "NAME".
 function pg.open(from, options)
   options = options or {}
   open.check_options(options, "pg.open")

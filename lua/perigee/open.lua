@@ -13,8 +13,8 @@ local tracker = require "perigee.tracker"
 
 local open = {}
 
-local option_keys = { "out", "set", "device", "threads", "compute", "micro", "max_updates",
-  "max_time", "quiet", "signals", "rank_timeout" }
+local option_keys = { "out", "set", "device", "threads", "compute", "recompute", "micro",
+  "max_updates", "max_time", "quiet", "signals", "rank_timeout" }
 open.option_keys = option_keys
 
 function open.check_options(options, what)
@@ -23,6 +23,9 @@ function open.check_options(options, what)
   if options.out ~= nil then check.string(nil, "out", options.out) end
   if options.threads ~= nil then check.integer(nil, "threads", options.threads, 0, 4096) end
   if options.micro ~= nil then check.integer(nil, "micro", options.micro, 1) end
+  if options.recompute ~= nil then
+    check.one_of(nil, "recompute", options.recompute, recipe.recompute)
+  end
   if options.max_updates ~= nil then check.integer(nil, "max_updates", options.max_updates, 1) end
   if options.max_time ~= nil then
     check.number(nil, "max_time", options.max_time, { min = 0, open_min = true })
@@ -187,6 +190,7 @@ local function core_options(run)
     sequences = spec.batch.sequences, micro = spec.batch.micro,
     clip = spec.clip or math.huge, data_seed = spec.seed.data, read_ahead = spec.data.read_ahead,
     keep_increments = spec.increments, comm = run.comm, shard_optimizer = spec.shard_optimizer,
+    recompute = spec.recompute,
   }
 end
 
@@ -217,6 +221,7 @@ function open.prepare(run, rec, options)
     end
     spec.batch.micro, spec.batch.given = options.micro, true
   end
+  spec.recompute = options.recompute or spec.recompute
   spec.data:require_folder()
   open_context(run)
   compare_ranks(run, "the recipe or a parameter", ("perigee %s; %s"):format(core.version,

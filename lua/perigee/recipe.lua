@@ -16,7 +16,7 @@ Recipe.__index = Recipe
 
 local known = { "name", "seed", "model", "data", "batch", "updates", "tokens_per_parameter",
   "max_updates", "schedule", "clip", "log", "optimizers", "hooks", "compute", "device", "threads",
-  "increments", "fork", "shard_optimizer", "rank_timeout" }
+  "recompute", "increments", "fork", "shard_optimizer", "rank_timeout" }
 local model_keys = { "preset", "layers", "width", "heads", "head_dim", "mlp", "vocab", "context",
   "norm_eps", "rope_base", "init_std", "logit_scale", "init" }
 
@@ -100,6 +100,9 @@ local function checked_batch(where, batch)
   end
   return { sequences = sequences, micro = micro, given = batch.micro ~= nil }
 end
+
+-- What the backward pass computes again instead of reading what the forward pass kept.
+recipe.recompute = { "none", "block" }
 
 local slot_policies = { "keep", "reset" }
 
@@ -185,6 +188,7 @@ local function normalise(raw, where)
   spec.threads = check.integer(where, "threads", raw.threads or 0, 0, 4096)
   spec.increments = check.one_of(where, "increments", raw.increments or "head",
     { "head", "all" })
+  spec.recompute = check.one_of(where, "recompute", raw.recompute or "none", recipe.recompute)
   spec.fork = recipe.checked_fork(where, raw.fork)
   if raw.shard_optimizer ~= nil and type(raw.shard_optimizer) ~= "boolean" then
     check.fail(where, "shard_optimizer", raw.shard_optimizer, "true or false")

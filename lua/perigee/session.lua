@@ -272,6 +272,7 @@ function session.resume(path, options)
     if not (changed and rec:spec().compute ~= "auto") then
       options.compute = options.compute or place.compute
     end
+    if not changed then options.recompute = options.recompute or place.recompute end
     open.prepare(run, rec, options)
     local found, update = find_checkpoint(run, path)
     local host = found and checkpoints.host_state(found)
@@ -303,6 +304,7 @@ function session.resume(path, options)
       { "session", run.session }, { "session/from_update", run.update },
       { "session/recipe_changed", changed }, { "session/micro", run.spec.batch.micro },
       { "session/device", run.ctx:device() }, { "session/compute", run.compute },
+      { "session/recompute", run.spec.recompute },
       { "session/started_at", core.time() },
     })
     if not found then

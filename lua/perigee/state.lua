@@ -27,6 +27,7 @@ function state.place(run)
     script = run.reading.script or nil, -- pg.open with a recipe object
     params = run.params,
     compute = run.compute,
+    recompute = run.spec.recompute,
     paths = {
       working_directory = core.fs.cwd(),
       data = absolute(run.spec.data.path),
