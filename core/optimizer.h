@@ -5,7 +5,9 @@
  *
  * An update has two phases. `increment` turns gradients, slots and hyperparameters into increments
  * S for a group of like-shaped parameters at once; it advances the slots and touches no weight.
- * Applying, w <- (1 - decay) w + S, belongs to the run and is the same for all. */
+ * Applying, w <- (1 - decay) w + S, belongs to the run and is the same for all. An optimizer whose
+ * kernels can also apply what they have in registers says so: where the run asks for it, one call
+ * does both, with the same bits, and an increment that nobody keeps never exists. */
 #ifndef PG_OPTIMIZER_H
 #define PG_OPTIMIZER_H
 
@@ -68,11 +70,17 @@ typedef struct pg_increment_group {
   struct pg_comm *comm;          /* the ranks that share it; for PG_SHARD_ROWS_COLUMN_SUM */
   const float *const *gradients; /* [count], clipped */
   void *const *const *slots;     /* [count][slot] device memory */
-  float *const *increments;      /* [count], to be written completely */
+  float *const *increments;      /* [count], to be written completely; with `apply` some are NULL */
   const int64_t *updates;        /* [count], n: 1 at the first update */
   const double *hypers;          /* values in the order of the descriptor's list */
   double lr;                     /* peak lr x schedule scale, of this update */
   struct pg_parameter *const *parameters; /* [count], for optimizers defined by the host */
+  float *const *values;                   /* [count], the weights before this update */
+  /* Only where the optimizer `applies`: values <- keep values + S, and the copies that there are
+   * receive them in bf16. Otherwise the weights stay as they are. */
+  bool apply;
+  double keep;             /* 1 - decay */
+  uint16_t *const *copies; /* [count], some NULL */
 } pg_increment_group;
 
 typedef struct pg_optimizer {
@@ -83,6 +91,7 @@ typedef struct pg_optimizer {
   const pg_slot *slots;
   size_t slot_count;
   pg_sharding sharding;
+  bool applies; /* obeys the group's `apply` */
   /* NULL: parameters are frozen (no gradient, no slots, no share in the norm). `self` is the
    * descriptor's own data, below. */
   int (*increment)(const pg_increment_group *group, void *self);

@@ -315,7 +315,8 @@ int pg__run_prepare(pg_run *run) {
       pg_tensor_free(p->increment);
       p->increment = NULL;
       int64_t first, part = pg__part(run, p, pg_comm_rank(run->comm), &first);
-      if (!frozen) scratch = pg__max(scratch, pg__round_up(part * p->columns, 64));
+      if (!frozen && !optimizer_of(run, p)->applies)
+        scratch = pg__max(scratch, pg__round_up(part * p->columns, 64));
     }
   }
   if (scratch) { /* room for one chunk of a group: see update.c */

@@ -30,7 +30,7 @@ struct pg_run {
 
   bool prepared;        /* gradients and scratch fit the present assignments */
   pg_tensor *gradients; /* all gradients, contiguous in backward order */
-  pg_tensor *scratch;   /* increments that are not kept, one chunk of a group at a time */
+  pg_tensor *scratch;   /* increments not kept nor applied at once, a chunk at a time */
   double *sums;         /* device: one sum of squares per parameter with a gradient */
   size_t sums_bytes;
   double *local_sums;        /* device, [parameters]: the same of this rank alone; several ranks */

@@ -194,33 +194,36 @@ fail:; /* A declaration may follow a label since C23 only. */
   return status;
 }
 
-/* Increments of `count` like-shaped parameters, or of this rank's rows of them, then their
+/* Increments of `count` like-shaped parameters, or of this rank's rows of them, and their
  * application. */
 static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **parameters,
                         size_t count) {
   pg_context *ctx = run->context;
   const pg_optimizer *o = a->optimizer;
   const float **gradients = calloc(count, sizeof *gradients);
-  float **increments = calloc(count, sizeof *increments);
+  float **increments = calloc(count, sizeof *increments), **values = calloc(count, sizeof *values);
+  uint16_t **copies = calloc(count, sizeof *copies);
   int64_t *updates = calloc(count, sizeof *updates);
   void **flat = calloc(count * (o->slot_count + 1), sizeof *flat);
   void *const **slots = calloc(count, sizeof *slots);
   int64_t used = 0, first, rows = pg__part(run, parameters[0], pg_comm_rank(run->comm), &first);
   const int64_t columns = parameters[0]->columns, at = first * columns;
   int status;
-  if (!gradients || !increments || !updates || !flat || !slots) {
+  if (!gradients || !increments || !values || !copies || !updates || !flat || !slots) {
     status = pg_fail(ctx, PG_ENOMEM, "out of memory for an update");
     goto fail;
   }
   for (size_t i = 0; i < count; i++) {
     pg_parameter *p = parameters[i];
     gradients[i] = (const float *)p->gradient->data + at;
+    values[i] = (float *)p->value->data + at;
+    copies[i] = p->copy ? (uint16_t *)p->copy->data + at : NULL;
     updates[i] = p->updates + 1;
     slots[i] = &flat[i * o->slot_count];
     for (size_t s = 0; s < o->slot_count; s++) flat[i * o->slot_count + s] = p->slots[s]->data;
     if (p->increment) {
       increments[i] = (float *)p->increment->data + at;
-    } else {
+    } else if (!o->applies) {
       increments[i] = (float *)run->scratch->data + used;
       used += pg__round_up(rows * columns, 64);
     }
@@ -230,7 +233,6 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
   int decay_index = pg_optimizer_hyper_index(o, "weight_decay", NULL);
   double lr = lr_index < 0 ? 0 : a->hypers[lr_index] * a->scale;
   double decay = decay_index < 0 ? 0 : a->hypers[decay_index];
-  double keep = 1 - decay * (a->independent_decay ? a->scale : lr);
   pg_increment_group group = {.context = ctx,
                               .count = count,
                               .rows = rows,
@@ -243,17 +245,22 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
                               .updates = updates,
                               .hypers = a->hypers,
                               .lr = lr,
-                              .parameters = parameters};
+                              .parameters = parameters,
+                              .values = values,
+                              .apply = o->applies,
+                              .keep = 1 - decay * (a->independent_decay ? a->scale : lr),
+                              .copies = copies};
   PG_TRY(o->increment(&group, o->self));
-  for (size_t i = 0; i < count; i++) {
-    pg_parameter *p = parameters[i];
-    PG_LAUNCH(ctx, apply, keep, increments[i], rows * columns, (float *)p->value->data + at,
-              p->copy ? (uint16_t *)p->copy->data + at : NULL);
+  for (size_t i = 0; i < count && !o->applies; i++) {
+    const pg_target to = {.value = values[i], .copy = copies[i], .keep = group.keep};
+    PG_LAUNCH(ctx, apply, 1, PG_F32, increments[i], rows * columns, 1, &to);
   }
   status = 0;
 fail:
   free(gradients);
   free(increments);
+  free(values);
+  free(copies);
   free(updates);
   free(flat);
   free(slots);
@@ -261,8 +268,8 @@ fail:
 }
 
 /* Split those of an assignment's parameters that this rank updates into runs of one shape whose
- * unkept increments fit the scratch buffer: the larger a group, the more a batched optimizer can do
- * at once. */
+ * unkept increments, where the optimizer needs them, fit the scratch buffer: the larger a group,
+ * the more a batched optimizer can do at once. */
 static int update_assignment(pg_run *run, pg__assigned *a) {
   pg_parameter **order = NULL;
   int status = 0;
@@ -292,7 +299,8 @@ static int update_assignment(pg_run *run, pg__assigned *a) {
     for (to = from; to < count; to++) {
       if (order[to]->rows != order[from]->rows || order[to]->columns != order[from]->columns) break;
       int64_t rows = pg__part(run, order[to], rank, &first_row);
-      int64_t size = order[to]->increment ? 0 : pg__round_up(rows * order[to]->columns, 64);
+      bool scratch = !a->public.optimizer->applies && !order[to]->increment;
+      int64_t size = scratch ? pg__round_up(rows * order[to]->columns, 64) : 0;
       if (used + size > room) break;
       used += size;
     }

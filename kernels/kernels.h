@@ -133,17 +133,26 @@ typedef int pg_clip_factor_fn(pg_queue *q, const double *sums, int64_t count, do
 typedef int pg_clip_apply_fn(pg_queue *q, const pg_clip *clip, int64_t n, float *x);
 
 /* ---- optimizers ------------------------------------------------------------------------ */
+/* Where the increments s of n weights go: into `increment` unless it is NULL, and onto the weights
+ * `value` unless that is NULL:  w <- keep w + s,  keep = 1 - lr * decay computed in fp64 and
+ * rounded once, one rounding of the product and one of the sum, no contraction. `copy`, when not
+ * NULL, receives w rounded to bf16. So decay, addition and the compute copy cost no pass of their
+ * own, and an increment that nobody keeps is never stored. */
+typedef struct pg_target {
+  float *increment, *value;
+  uint16_t *copy;
+  double keep;
+} pg_target;
+/* s = (float)factor * x in fp32, `count` times: n numbers of `type` from x + i * n on to to[i]. */
+typedef int pg_apply_fn(pg_queue *q, double factor, pg_dtype type, const void *x, int64_t n,
+                        int64_t count, const pg_target *to);
 /* m <- b1 m + (1-b1) g; v <- b2 v + (1-b2) g^2;
  * s = -lr * (m * correction1) / (sqrt(v * correction2) + eps), correctionK = 1/(1-bK^n). */
 typedef struct pg_adamw {
   double lr, beta1, beta2, eps, correction1, correction2;
 } pg_adamw;
-typedef int pg_adamw_increment_fn(pg_queue *q, const pg_adamw *h, const float *g, int64_t n,
-                                  float *m, float *v, float *s);
-/* w <- keep * w + s, keep = 1 - lr * decay computed in fp64 and rounded once; no contraction.
- * copy, when not NULL, receives w rounded to bf16: the compute copy costs no extra pass. */
-typedef int pg_apply_fn(pg_queue *q, double keep, const float *s, int64_t n, float *w,
-                        uint16_t *copy);
+typedef int pg_adamw_fn(pg_queue *q, const pg_adamw *h, const float *g, int64_t n, float *m,
+                        float *v, const pg_target *to);
 /* to <- from in another type (F32 to BF16 rounds to nearest even). */
 typedef int pg_convert_fn(pg_queue *q, pg_dtype from_type, const void *from, pg_dtype to_type,
                           void *to, int64_t n);
@@ -227,7 +236,7 @@ typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t co
   X(gemm) X(embedding_forward) X(embedding_backward) X(rmsnorm_forward) X(rmsnorm_backward)        \
   X(qk_norm_rope_forward) X(qk_norm_rope_backward) X(attention_forward) X(attention_backward)      \
   X(swiglu_forward) X(swiglu_backward) X(cross_entropy) X(row_range)                               \
-  X(sum) X(clip_factor) X(clip_apply) X(adamw_increment) X(apply) X(convert)                       \
+  X(sum) X(clip_factor) X(clip_apply) X(apply) X(adamw) X(convert)                                 \
   X(binary) X(scalar) X(unary) X(lerp) X(reduce) X(center_rows) X(diameter)
 /* clang-format on */
 

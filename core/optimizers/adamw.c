@@ -24,9 +24,9 @@ static int adamw_increment(const pg_increment_group *group, void *self) {
                   .eps = h[EPS],
                   .correction1 = 1 / pg__bias_correction(h[BETA1], n),
                   .correction2 = 1 / pg__bias_correction(h[BETA2], n)};
-    PG_LAUNCH(ctx, adamw_increment, &a, group->gradients[i], group->rows * group->columns,
-              (float *)group->slots[i][FIRST], (float *)group->slots[i][SECOND],
-              group->increments[i]);
+    const pg_target to = pg__target(group, i);
+    PG_LAUNCH(ctx, adamw, &a, group->gradients[i], group->rows * group->columns,
+              (float *)group->slots[i][FIRST], (float *)group->slots[i][SECOND], &to);
   }
 fail:
   return status;
@@ -62,5 +62,6 @@ const pg_optimizer pg__adamw_optimizer = {
     .slots = slots,
     .slot_count = PG_COUNT(slots),
     .sharding = PG_SHARD_ELEMENTS,
+    .applies = true,
     .increment = adamw_increment,
 };

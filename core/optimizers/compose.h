@@ -48,6 +48,13 @@ static inline pg_view pg__diagonal_view(float *data, int64_t n) {
   return (pg_view){data, n + 1, 0};
 }
 
+/* Where the increments of parameter i of the group go. */
+static inline pg_target pg__target(const pg_increment_group *group, size_t i) {
+  pg_target to = {.increment = group->increments[i]};
+  if (group->apply) to.value = group->values[i], to.copy = group->copies[i], to.keep = group->keep;
+  return to;
+}
+
 /* y = x - mean row over all rows of the parameter, of which x [group->rows, group->columns] may be
  * a part: then the ranks add their sums over rows. y may be x. */
 int pg__center_rows(const pg_increment_group *group, const float *x, float *y);

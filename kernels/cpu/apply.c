@@ -1,21 +1,25 @@
-/* Adding an increment to a parameter, decoupled weight decay first, and conversion of types. */
-#include "bf16.h"
-#include <omp.h>
+/* Scaled matrices to their targets, and conversion of types. */
+#include "target.h"
 
-/* w <- keep w + s: one rounding of the product, one of the sum. */
-int PG_CPU(apply)(pg_queue *q, double keep, const float *s, int64_t n, float *w, uint16_t *copy) {
-  float k = (float)keep;
-#pragma omp parallel num_threads(pg_team(q, n))
+int PG_CPU(apply)(pg_queue *q, double factor, pg_dtype type, const void *x, int64_t n,
+                  int64_t count, const pg_target *to) {
+  const float by = (float)factor;
+  if (type != PG_F32 && type != PG_BF16) return pg_refuse(q, "increments come from F32 or BF16");
+#pragma omp parallel num_threads(pg_team(q, n *count))
   {
     int parts = omp_get_num_threads(), t = omp_get_thread_num();
     int64_t begin = pg_part(n, t, parts), end = pg_part(n, t + 1, parts);
+    float wide[PG_RUN], scratch[PG_RUN];
     pg_float_mode mode = pg_float_mode_set(true);
-    for (int64_t from = begin; from < end; from += PG_RUN) {
-      int64_t to = pg_min64(end, from + PG_RUN);
+    for (int64_t k = 0; k < count; k++)
+      for (int64_t i = begin; i < end; i += PG_RUN) {
+        int64_t run = pg_min64(end - i, PG_RUN);
+        const float *from = pg_run_in(type, x, k * n + i, run, wide);
+        float *s = pg_target_run(&to[k], i, scratch);
 #pragma omp simd
-      for (int64_t i = from; i < to; i++) w[i] = k * w[i] + s[i];
-      if (copy) pg_narrow(w + from, to - from, copy + from);
-    }
+        for (int64_t j = 0; j < run; j++) s[j] = by * from[j];
+        pg_target_apply(&to[k], i, run, s);
+      }
     pg_float_mode_restore(mode);
   }
   return 0;

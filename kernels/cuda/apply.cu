@@ -1,36 +1,57 @@
-/* Adding an increment to a parameter, decoupled weight decay first, and its copy in bf16. */
-#include "flush.cuh"
+/* Scaled matrices to their targets, many in one launch: a backbone has hundreds of small ones. */
+#include "target.cuh"
 
-/* w <- keep w + s: one rounding of the product, one of the sum. */
-static __global__ void add_increments(float keep, const float *s, int64_t n, bool wide, float *w,
-                                      pg_bf16 *copy) {
+#include <string.h>
+
+/* The targets of one launch travel with its arguments. */
+static constexpr int MOST = 64;
+struct targets {
+  pg_cuda_target to[MOST];
+};
+
+/* A column of blocks for each matrix. */
+template <class T>
+static __global__ void apply(float factor, const T *x, int64_t n, bool wide, targets all) {
+  const pg_cuda_target to = all.to[blockIdx.y];
+  x += blockIdx.y * n;
+  wide = wide && to.wide;
   for (PG_STRIDE(quad, (n + 3) / 4)) {
     const int64_t at = quad * 4;
     float si[4], wi[4];
     if (wide && at + 4 <= n) {
-      pg_load_wide(s + at, si);
-      pg_load_wide(w + at, wi);
+      pg_load_quad(x + at, si);
+      pg_fetch_quad(to, at, wi);
 #pragma unroll
-      for (int e = 0; e < 4; e++) wi[e] = pg_add(pg_mul(keep, wi[e]), si[e]);
-      pg_store_wide(w + at, wi);
-      if (copy) {
-        *reinterpret_cast<uint2 *>(copy + at) =
-            make_uint2(pg_bf16_bits(wi[0]) | pg_bf16_bits(wi[1]) << 16,
-                       pg_bf16_bits(wi[2]) | pg_bf16_bits(wi[3]) << 16);
-      }
+      for (int e = 0; e < 4; e++) si[e] = pg_mul(factor, si[e]);
+      pg_deliver_quad(to, at, si, wi);
     } else {
-      for (int64_t i = at; i < n && i < at + 4; i++) {
-        w[i] = pg_add(pg_mul(keep, w[i]), s[i]);
-        if (copy) pg_store(copy + i, w[i]);
-      }
+      for (int64_t i = at; i < n && i < at + 4; i++)
+        pg_deliver(to, i, pg_mul(factor, pg_load(x + i)));
     }
   }
 }
 
-int pg_cuda_apply(pg_queue *q, double keep, const float *s, int64_t n, float *w, uint16_t *copy) {
-  const bool wide = pg_wide_aligned(s) && pg_wide_aligned(w) && ((uintptr_t)copy & 7) == 0;
-  if (n == 0) return 0;
-  PG_CUDA_LAUNCH(q, add_increments, pg_stride_grid(q, pg_blocks(n, 4)), dim3(PG_CUDA_BLOCK), 0,
-                 (float)keep, s, n, wide, w, (pg_bf16 *)copy);
+template <class T>
+static int run(pg_queue *q, float factor, const T *x, int64_t n, int64_t count,
+               const pg_target *to) {
+  for (int64_t first = 0; first < count; first += MOST) {
+    const int64_t some = count - first < MOST ? count - first : MOST;
+    /* Four elements of every matrix, of four or two bytes. */
+    const bool wide = ((uintptr_t)x & (4 * sizeof(T) - 1)) == 0 && (count == 1 || n % 4 == 0);
+    targets all;
+    memset(&all, 0, sizeof all);
+    for (int64_t i = 0; i < some; i++) all.to[i] = pg_cuda_target_of(&to[first + i]);
+    dim3 grid = pg_stride_grid(q, pg_blocks(n, 4));
+    grid.y = (unsigned)some;
+    PG_CUDA_LAUNCH(q, apply<T>, grid, dim3(PG_CUDA_BLOCK), 0, factor, x + first * n, n, wide, all);
+  }
   return 0;
+}
+
+int pg_cuda_apply(pg_queue *q, double factor, pg_dtype type, const void *x, int64_t n,
+                  int64_t count, const pg_target *to) {
+  if (type != PG_F32 && type != PG_BF16)
+    return pg_cuda_refuse(q, "increments come from F32 or BF16");
+  if (n == 0) return 0;
+  PG_CUDA_TYPED(type, T, return run(q, (float)factor, (const T *)x, n, count, to));
 }

@@ -162,6 +162,19 @@ static __device__ inline void pg_store_wide(pg_bf16 *to, const float (&from)[8])
     words[i] = pg_bf16_bits(from[2 * i]) | pg_bf16_bits(from[2 * i + 1]) << 16;
   *reinterpret_cast<uint4 *>(to) = make_uint4(words[0], words[1], words[2], words[3]);
 }
+/* Four elements, of 16 or 8 bytes. */
+static __device__ inline void pg_load_quad(const float *from, float (&to)[4]) {
+  pg_load_wide(from, to);
+}
+static __device__ inline void pg_load_quad(const pg_bf16 *from, float (&to)[4]) {
+  const uint2 v = *reinterpret_cast<const uint2 *>(from);
+  to[0] = __uint_as_float(v.x << 16), to[1] = __uint_as_float(v.x & 0xffff0000u);
+  to[2] = __uint_as_float(v.y << 16), to[3] = __uint_as_float(v.y & 0xffff0000u);
+}
+static __device__ inline void pg_store_quad(pg_bf16 *to, const float (&from)[4]) {
+  *reinterpret_cast<uint2 *>(to) = make_uint2(pg_bf16_bits(from[0]) | pg_bf16_bits(from[1]) << 16,
+                                              pg_bf16_bits(from[2]) | pg_bf16_bits(from[3]) << 16);
+}
 /* One element, for rows that 16-byte accesses do not fit. */
 template <class T> static __device__ inline void pg_load_wide(const T *from, float (&to)[1]) {
   to[0] = pg_load(from);

@@ -181,7 +181,7 @@ TEST(lua_optimizer_equals_kernel) {
   for (int step = 1; step <= 4; step++) {
     h.correction1 = 1 / (1 - pow(h.beta1, step));
     h.correction2 = 1 / (1 - pow(h.beta2, step));
-    BOTH(adamw_increment, &h, P(g), n, P(m), P(v), P(s));
+    BOTH(adamw, &h, P(g), n, P(m), P(v), &(pg_target){.increment = P(s)});
     BOTH(lerp, V(m2), V(g), 1 - h.beta1, 1, n);
     BOTH(unary, PG_SQUARE, V(g), 1, n, V(t));
     BOTH(lerp, V(v2), V(t), 1 - h.beta2, 1, n);

@@ -87,14 +87,34 @@ TEST(clip_refuses_what_is_not_finite) {
   }
 }
 
+/* The target of this side: s, w and copy from `at` on; those without elements stay away. */
+static pg_target target(const twin *s, const twin *w, const twin *copy, int64_t at, double keep) {
+  return (pg_target){.increment = s ? F(*s, at) : NULL,
+                     .value = w ? F(*w, at) : NULL,
+                     .copy = copy ? (uint16_t *)P(*copy) + at : NULL,
+                     .keep = keep};
+}
+
+/* What becomes of increments: kept or not, applied or not, with a copy or without. */
+static const struct fate {
+  bool kept, applied, copied;
+} fates[] = {{true, false, false},
+             {false, true, false},
+             {false, true, true},
+             {true, true, false},
+             {true, true, true}};
+#define FATES (int)(sizeof fates / sizeof *fates)
+
 TEST(adamw) {
   unit_seed(13);
   for (int c = 0; c < SIZES; c++)
-    for (int offset = 0; offset < 2; offset++) {
-      int64_t n = sizes[c];
+    for (int way = 0; way < 2 * FATES; way++) {
+      const int64_t n = sizes[c], offset = way % 2;
+      const struct fate f = fates[way / 2];
       /* Gradients from 1e-25 to 1: squares of the small ones are below 2^-126. */
       twin g = normals(PG_F32, n + 1, 1), m = normals(PG_F32, n + 1, 1), v = clone(&m);
       twin s = poisoned(PG_F32, n + 1), exponent = normals(PG_F32, n + 1, 10);
+      twin w = normals(PG_F32, n + 1, 1), copy = poisoned(PG_BF16, n + 1);
       BOTH(unary, PG_ABS, ((pg_view){F(v, 0), n + 1, 1}), 1, n + 1, ((pg_view){F(v, 0), n + 1, 1}));
       BOTH(unary, PG_EXP, ((pg_view){F(exponent, 0), n + 1, 1}), 1, n + 1,
            ((pg_view){F(exponent, 0), n + 1, 1}));
@@ -103,31 +123,52 @@ TEST(adamw) {
            n + 1, ((pg_view){F(g, 0), n + 1, 1}));
       for (int step = 1; step <= 3; step++) {
         pg_adamw h = {1e-3, 0.9, 0.999, 1e-8, 1 / (1 - pow(.9, step)), 1 / (1 - pow(.999, step))};
-        BOTH(adamw_increment, &h, F(g, offset), n, F(m, 0), F(v, 0), F(s, 0));
+        for (int side = 0; side < 2; side++) {
+          side_ = side;
+          pg_target to = target(f.kept ? &s : NULL, f.applied ? &w : NULL, f.copied ? &copy : NULL,
+                                way % 4 / 2, 1 - 1e-4);
+          ON(side, adamw, &h, F(g, offset), n, F(m, 0), F(v, 0), &to);
+        }
       }
       CHECK_SAME("m", &m);
       CHECK_SAME("v", &v);
       CHECK_SAME("s", &s);
+      CHECK_SAME("w", &w);
+      CHECK_SAME("copy", &copy);
       drop_twins();
     }
 }
 
+/* `count` matrices side by side, those of odd size not aligned. */
 TEST(apply) {
   unit_seed(14);
-  double keeps[] = {1, 1 - 3e-4 * 0.1, 0.5};
+  double keeps[] = {1, 1 - 3e-4 * 0.1, 0.5}, factors[] = {1, -0.0123};
   for (int c = 0; c < SIZES; c++)
-    for (int offset = 0; offset < 2; offset++) {
-      int64_t n = sizes[c];
-      twin w = normals(PG_F32, n + 1, c % 2 ? 1 : 3e-38),
-           s = normals(PG_F32, n, c % 2 ? .1 : 3e-38);
-      twin w2 = clone(&w), copy = poisoned(PG_BF16, n + 1);
-      BOTH(apply, keeps[c % 3], P(s), n, F(w, offset), (uint16_t *)P(copy) + offset);
-      BOTH(apply, keeps[c % 3], P(s), n, F(w2, offset), NULL);
+    for (int way = 0; way < 4 * FATES; way++) {
+      const int64_t n = sizes[c], offset = way % 2, count = n < 9000 && way % 3 == 0 ? 67 : 1;
+      const struct fate f = fates[way / 4];
+      const pg_dtype type = way & 2 ? PG_BF16 : PG_F32;
+      const double size = c % 2 ? 1 : 3e-38; /* some below 2^-126 */
+      twin w = normals(PG_F32, n * count + 1, size), x = normals(type, n * count + 1, size);
+      twin s = poisoned(PG_F32, n * count + 1), copy = poisoned(PG_BF16, n * count + 1);
+      for (int side = 0; side < 2; side++) {
+        pg_target to[67];
+        side_ = side;
+        for (int64_t k = 0; k < count; k++)
+          to[k] = target(f.kept ? &s : NULL, f.applied ? &w : NULL, f.copied ? &copy : NULL,
+                         k * n + way % 4 / 2, keeps[(c + k) % 3]);
+        ON(side, apply, factors[c / 2 % 2], type,
+           (char *)P(x) + (size_t)offset * (type == PG_BF16 ? 2 : 4), n, count, to);
+      }
       CHECK_SAME("w", &w);
-      CHECK_SAME("w without a copy", &w2);
+      CHECK_SAME("s", &s);
       CHECK_SAME("copy", &copy);
       drop_twins();
     }
+  for (int s = 0; s < 2; s++)
+    CHECK(sides[s].k->apply(sides[s].q, 1, PG_I32, NULL, 0, 0, NULL) == -1 &&
+              strstr(sides[s].k->message(sides[s].q), "BF16"),
+          "%s", sides[s].k->message(sides[s].q));
 }
 
 TEST(convert) {

@@ -82,6 +82,7 @@ static int call(int which) {
                .b = Y,
                .c = Z};
   pg_adamw h = {1e-3, 0.9, 0.99, 1e-8, 1, 1};
+  pg_target to = {W, half.at[GPU], NULL, 0.9};
   switch (which) {
   case 0: return K->gemm(Q, &g);
   case 1: return K->embedding_forward(Q, PG_F32, T, n, X, d, Z);
@@ -101,8 +102,8 @@ static int call(int which) {
   case 13: return K->sum(Q, X, n * d, true, sums.at[GPU]);
   case 14: return K->clip_factor(Q, sums.at[GPU], 1, 1, clip.at[GPU]);
   case 15: return K->clip_apply(Q, clip.at[GPU], n * d, X);
-  case 16: return K->adamw_increment(Q, &h, X, n * d, Y, Z, half.at[GPU]);
-  case 17: return K->apply(Q, 0.9, X, n * d, Y, half.at[GPU]);
+  case 16: return K->adamw(Q, &h, X, n * d, Y, Z, &to);
+  case 17: return K->apply(Q, -2, PG_F32, X, n * d, 1, &to);
   case 18: return K->convert(Q, PG_F32, X, PG_BF16, half.at[GPU], n * d);
   case 19: return K->binary(Q, PG_ADD, a, b, n, d, out);
   case 20: return K->scalar(Q, PG_MUL, a, 2, false, n, d, out);

@@ -108,10 +108,10 @@ GUARD(sum, (pg_queue *q, const float *x, int64_t n, bool square, double *out), q
 GUARD(clip_factor, (pg_queue *q, const double *sums, int64_t n, double max, pg_clip *out),
       q, sums, n, max, out)
 GUARD(clip_apply, (pg_queue *q, const pg_clip *clip, int64_t n, float *x), q, clip, n, x)
-GUARD(adamw_increment, (pg_queue *q, const pg_adamw *h, const float *g, int64_t n, float *m,
-      float *v, float *s), q, h, g, n, m, v, s)
-GUARD(apply, (pg_queue *q, double keep, const float *s, int64_t n, float *w, uint16_t *copy),
-      q, keep, s, n, w, copy)
+GUARD(apply, (pg_queue *q, double factor, pg_dtype t, const void *x, int64_t n, int64_t count,
+      const pg_target *to), q, factor, t, x, n, count, to)
+GUARD(adamw, (pg_queue *q, const pg_adamw *h, const float *g, int64_t n, float *m, float *v,
+      const pg_target *to), q, h, g, n, m, v, to)
 GUARD(convert, (pg_queue *q, pg_dtype from_type, const void *from, pg_dtype to_type, void *to,
       int64_t n), q, from_type, from, to_type, to, n)
 GUARD(binary, (pg_queue *q, pg_binary_op op, pg_view a, pg_view b, int64_t rows, int64_t columns,

@@ -315,8 +315,9 @@ TEST(apply_with_copy) {
     pair p = poisoned(n);
     free(p.f);
     p.f = w;
-    KERNEL(apply, 1 - 3e-4, s, n, plain, NULL);
-    KERNEL(apply, 1 - 3e-4, s, n, w, p.h);
+    const pg_target alone = {NULL, plain, NULL, 1 - 3e-4}, both = {NULL, w, p.h, 1 - 3e-4};
+    KERNEL(apply, 1, PG_F32, s, n, 1, &alone);
+    KERNEL(apply, 1, PG_F32, s, n, 1, &both);
     CHECK(unit_same_bits(w, plain, n), "the copy changes the weights");
     check_rounded("copy", p, n);
     pair_free(p), free(s), free(plain);

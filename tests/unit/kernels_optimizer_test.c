@@ -88,6 +88,13 @@ static pg_adamw adamw_at(double lr, double b1, double b2, double eps, int update
   return (pg_adamw){lr, b1, b2, eps, 1 / (1 - pow(b1, update)), 1 / (1 - pow(b2, update))};
 }
 
+static pg_target keep_in(float *s) {
+  return (pg_target){.increment = s};
+}
+static pg_target apply_to(float *w, double keep) {
+  return (pg_target){.value = w, .keep = keep};
+}
+
 /* Two updates with decay from published rows (4 x 2). */
 TEST(adamw_rows) {
   float w[] = {1, 3, 2, -1, -4, 2, 5, -2};
@@ -99,20 +106,19 @@ TEST(adamw_rows) {
   float m[8] = {0}, v[8] = {0}, s[8];
   for (int i = 0; i < 8; i++) s[i] = NAN;
   pg_adamw h = adamw_at(.2, .4, .7, 1e-4, 1);
-  KERNEL(adamw_increment, &h, g1, 8, m, v, s);
-  KERNEL(apply, 1 - .2 * .3, s, 8, w, NULL);
+  pg_target to = apply_to(w, 1 - .2 * .3);
+  KERNEL(adamw, &h, g1, 8, m, v, &to);
   /* About ten roundings, against the row's size. */
   CHECK_ERROR("adamw update 1", w, w1, 8, 4 * UNIT_ULP);
   h = adamw_at(.2, .4, .7, 1e-4, 2);
-  KERNEL(adamw_increment, &h, g2, 8, m, v, s);
-  KERNEL(apply, 1 - .2 * .3, s, 8, w, NULL);
+  KERNEL(adamw, &h, g2, 8, m, v, &to);
   CHECK_ERROR("adamw update 2", w, w2, 8, 4 * UNIT_ULP);
   /* Zero gradient from zero slots: increment exactly 0, decay exactly once. */
   float zero[8] = {0}, m0[8] = {0}, v0[8] = {0}, one[8];
   for (int i = 0; i < 8; i++) one[i] = 10;
   h = adamw_at(.1, .9, .999, 1e-10, 1);
-  KERNEL(adamw_increment, &h, zero, 8, m0, v0, s);
-  KERNEL(apply, 1 - .1, s, 8, one, NULL);
+  to = (pg_target){.increment = s, .value = one, .keep = 1 - .1};
+  KERNEL(adamw, &h, zero, 8, m0, v0, &to);
   for (int i = 0; i < 8; i++) CHECK(s[i] == 0 && one[i] == 9, "s %g, w %g", s[i], one[i]);
 }
 
@@ -121,6 +127,7 @@ TEST(adamw) {
   unit_seed(42);
   int64_t n = 70001;
   float *g = unit_floats(n), *m = unit_floats(n), *v = unit_floats(n), *s = unit_poisoned(n);
+  const pg_target to = keep_in(s);
   double *m64 = unit_doubles(n), *v64 = unit_doubles(n), *s64 = unit_doubles(n);
   memset(m, 0, (size_t)n * 4), memset(v, 0, (size_t)n * 4);
   for (int update = 1; update <= 3; update++) {
@@ -131,7 +138,7 @@ TEST(adamw) {
       v64[i] = .999 * v64[i] + .001 * ((double)g[i] * g[i]);
       s64[i] = -4e-3 * (m64[i] * h.correction1) / (sqrt(v64[i] * h.correction2) + 1e-10);
     }
-    KERNEL(adamw_increment, &h, g, n, m, v, s);
+    KERNEL(adamw, &h, g, n, m, v, &to);
     CHECK_ERROR("adamw increment", s, s64, n, 8 * UNIT_ULP);
     CHECK_ERROR("adamw m", m, m64, n, 4 * UNIT_ULP);
     CHECK_ERROR("adamw v", v, v64, n, 6 * UNIT_ULP);
@@ -150,8 +157,8 @@ TEST(adamw_equals_its_composition) {
   float *m2 = unit_clone(m, n), *v2 = unit_clone(v, n), *w2 = unit_clone(w, n);
   float *a = unit_poisoned(n), *b = unit_poisoned(n);
   pg_adamw h = adamw_at(3e-3, .9, .99, 1e-8, 5);
-  KERNEL(adamw_increment, &h, g, n, m, v, s);
-  KERNEL(apply, 1 - 3e-3 * .1, s, n, w, NULL);
+  const pg_target to = {s, w, NULL, 1 - 3e-3 * .1};
+  KERNEL(adamw, &h, g, n, m, v, &to);
 #define VIEW(x) ((pg_view){(x), columns, 1})
   KERNEL(lerp, VIEW(m2), VIEW(g), 1 - .9, rows, columns);
   KERNEL(unary, PG_SQUARE, VIEW(g), rows, columns, VIEW(a));
@@ -179,12 +186,87 @@ TEST(adamw_equals_its_composition) {
   free(g), free(m), free(v), free(w), free(s), free(m2), free(v2), free(w2), free(a), free(b);
 }
 
+/* Whatever becomes of the increments, their bits are the same: kept, applied by the way, applied
+ * from memory by pg_apply, with and without a copy, in parts at odd addresses. */
+TEST(targets_agree) {
+  unit_seed(44);
+  const int64_t sizes[] = {1, 3, 63, 1024, 1025, 70001};
+  for (size_t c = 0; c < sizeof sizes / sizeof *sizes; c++) {
+    const int64_t n = sizes[c], part = n / 3;
+    const double keep = 1 - 3e-3 * .1;
+    const pg_adamw h = adamw_at(3e-3, .9, .99, 1e-8, 5);
+    float *g = unit_normals(n, 1e-2), *m = unit_normals(n, 1e-2), *v = unit_floats(n);
+    for (int64_t i = 0; i < n; i++) v[i] = m[i] * m[i];
+    float *w = unit_normals(n, 1), *s = unit_poisoned(n), *kept = unit_poisoned(n);
+    float *w1 = unit_clone(w, n), *w2 = unit_clone(w, n), *w3 = unit_clone(w, n);
+    uint16_t *copy1 = calloc((size_t)n, 2), *copy2 = calloc((size_t)n, 2);
+    const pg_target two = {NULL, w1, copy1, keep}, one = {kept, w2, copy2, keep};
+    float *mm = unit_clone(m, n), *vv = unit_clone(v, n);
+    const pg_target alone = keep_in(s);
+    KERNEL(adamw, &h, g, n, mm, vv, &alone);
+    KERNEL(apply, 1, PG_F32, s, n, 1, &two);
+    float *m2 = unit_clone(m, n), *v2 = unit_clone(v, n);
+    KERNEL(adamw, &h, g, n, m2, v2, &one);
+    const pg_target head = apply_to(w3, keep), tail = apply_to(w3 + part, keep);
+    KERNEL(adamw, &h, g, part, m, v, &head);
+    KERNEL(adamw, &h, g + part, n - part, m + part, v + part, &tail);
+    CHECK(unit_same_bits(s, kept, n), "increments");
+    CHECK(unit_same_bits(w1, w2, n) && unit_same_bits(w1, w3, n), "weights");
+    CHECK(!memcmp(copy1, copy2, (size_t)n * 2), "copies");
+    CHECK(unit_same_bits(mm, m2, n) && unit_same_bits(vv, v2, n), "slots");
+    CHECK(unit_same_bits(mm, m, n) && unit_same_bits(vv, v, n), "slots in parts");
+    free(g), free(m), free(v), free(w), free(s), free(kept), free(w1), free(w2), free(w3);
+    free(copy1), free(copy2), free(mm), free(vv), free(m2), free(v2);
+  }
+}
+
+/* Several matrices at once, from either type, scaled: what a plain loop gives. */
+TEST(apply_many) {
+  unit_seed(45);
+  const int64_t sizes[] = {1, 5, 1023, 1028, 20000};
+  for (int c = 0; c < 5; c++)
+    for (int count = 1; count <= 70; count += 69) {
+      const int64_t n = sizes[c], all = n * count;
+      const double factor = -.37, keep = 1 - 1e-3;
+      float *x = unit_normals(all, 1), *w = unit_normals(all, 1), *s = unit_poisoned(all);
+      float *wide = unit_poisoned(all), *want = unit_floats(all), *w2 = unit_clone(w, all);
+      uint16_t *narrow = calloc((size_t)all, 2), *copy = calloc((size_t)all, 2);
+      pg_target to[70], bare[70];
+      for (int k = 0; k < count; k++) {
+        to[k] = (pg_target){s + k * n, w + k * n, copy + k * n, keep};
+        bare[k] = apply_to(w2 + k * n, keep);
+      }
+      for (int64_t i = 0; i < all; i++) {
+        float product = (float)factor * x[i], kept = (float)keep * w[i];
+        want[i] = kept + product;
+      }
+      KERNEL(apply, factor, PG_F32, x, n, count, to);
+      CHECK(unit_same_bits(w, want, all), "weights of %d times %lld", count, (long long)n);
+      for (int64_t i = 0; i < all; i++) want[i] = (float)factor * x[i];
+      CHECK(unit_same_bits(s, want, all), "increments");
+      KERNEL(convert, PG_F32, w, PG_BF16, narrow, all);
+      CHECK(!memcmp(copy, narrow, (size_t)all * 2), "copies");
+      KERNEL(convert, PG_F32, x, PG_BF16, narrow, all);
+      KERNEL(convert, PG_BF16, narrow, PG_F32, wide, all);
+      for (int64_t i = 0; i < all; i++) {
+        float product = (float)factor * wide[i], kept = (float)keep * w2[i];
+        want[i] = kept + product;
+      }
+      KERNEL(apply, factor, PG_BF16, narrow, n, count, bare);
+      CHECK(unit_same_bits(w2, want, all), "from bf16");
+      free(x), free(w), free(s), free(wide), free(want), free(w2), free(narrow), free(copy);
+    }
+  CHECK(k->apply(q, 1, PG_I32, NULL, 0, 0, NULL) == -1 && strstr(k->message(q), "BF16"), "%s",
+        k->message(q));
+}
+
 /* A slot that decays for ever ends at 0, not among the denormals. */
 TEST(slots_do_not_become_denormal) {
   float g[64] = {0}, m[64], v[64], s[64];
   for (int i = 0; i < 64; i++) m[i] = 1e-3f, v[i] = 1e-30f;
   pg_adamw h = adamw_at(1e-3, .9, .9, 1e-8, 100);
-  for (int update = 0; update < 1200; update++) KERNEL(adamw_increment, &h, g, 64, m, v, s);
+  const pg_target to = keep_in(s);
+  for (int update = 0; update < 1200; update++) KERNEL(adamw, &h, g, 64, m, v, &to);
   for (int i = 0; i < 64; i++) {
     uint32_t bits;
     memcpy(&bits, &m[i], 4);
@@ -203,6 +285,8 @@ int main(void) {
     RUN(adamw_rows);
     RUN(adamw);
     RUN(adamw_equals_its_composition);
+    RUN(targets_agree);
+    RUN(apply_many);
     RUN(slots_do_not_become_denormal);
   }
   return unit_kernels_report();

@@ -19,6 +19,7 @@ typedef struct job {
   int64_t rows, columns, updates[MOST];
   size_t count;
   pg_tensor *g[MOST], *s[MOST], *w[MOST], *slots[MOST][PG_MAX_SLOTS];
+  pg_tensor *copy[MOST]; /* of w in bf16 */
 } job;
 
 static inline pg_tensor *matrix(int64_t rows, int64_t columns) {
@@ -35,6 +36,7 @@ static inline job job_new(const char *name, size_t count, int64_t rows, int64_t 
     j.g[i] = matrix(rows, columns);
     j.s[i] = matrix(rows, columns);
     j.w[i] = matrix(rows, columns);
+    CHECK(pg_tensor_new(ctx, PG_BF16, 2, (int64_t[]){rows, columns}, &j.copy[i]) == 0, "copy");
     for (size_t k = 0; k < j.o->slot_count; k++) {
       int64_t shape[2];
       int ndim = pg_slot_dims(&j.o->slots[k], rows, columns, shape);
@@ -49,6 +51,7 @@ static inline void job_free(job *j) {
     pg_tensor_free(j->g[i]);
     pg_tensor_free(j->s[i]);
     pg_tensor_free(j->w[i]);
+    pg_tensor_free(j->copy[i]);
     for (size_t k = 0; k < j->o->slot_count; k++) pg_tensor_free(j->slots[i][k]);
   }
 }
@@ -62,15 +65,19 @@ static inline double get(const job *j, const char *name, int offset) {
   return j->hypers[pg_optimizer_hyper_index(j->o, name, NULL) + offset];
 }
 
-/* One update of all parameters at `lr`: increments only. */
-static inline void increment(job *j, double lr) {
+/* One update of all parameters at `lr`. `apply` also applies it, and then increments come into
+ * being only where `keep`. */
+static inline void update(job *j, double lr, bool apply, bool keep) {
   const float *g[MOST];
-  float *s[MOST];
+  float *s[MOST], *w[MOST];
+  uint16_t *copies[MOST];
   void *memory[MOST][PG_MAX_SLOTS];
   void *const *slots[MOST];
   for (size_t i = 0; i < j->count; i++) {
     g[i] = j->g[i]->data;
-    s[i] = j->s[i]->data;
+    s[i] = keep ? j->s[i]->data : NULL;
+    w[i] = j->w[i]->data;
+    copies[i] = j->copy[i]->data;
     for (size_t k = 0; k < j->o->slot_count; k++) memory[i][k] = j->slots[i][k]->data;
     slots[i] = memory[i];
     j->updates[i]++;
@@ -85,18 +92,27 @@ static inline void increment(job *j, double lr) {
                               .increments = s,
                               .updates = j->updates,
                               .hypers = j->hypers,
-                              .lr = lr};
+                              .lr = lr,
+                              .values = w,
+                              .apply = apply,
+                              .keep = 1 - lr * get(j, "weight_decay", 0),
+                              .copies = copies};
   CHECK(pg_optimizer_check(ctx, j->o, j->hypers) == 0, "%s", pg_context_message(ctx));
   int64_t held = pg_context_bytes(ctx);
   CHECK(j->o->increment(&group, j->o->self) == 0, "%s", pg_context_message(ctx));
   CHECK(pg_context_bytes(ctx) == held, "%s kept device memory", j->o->name);
 }
+/* Increments only. */
+static inline void increment(job *j, double lr) {
+  update(j, lr, false, true);
+}
 
 /* w <- (1 - lr weight_decay) w + S, as a run applies it. */
 static inline void apply(job *j, double lr) {
   for (size_t i = 0; i < j->count; i++) {
-    int status = ctx->kernels->apply(ctx->queue, 1 - lr * get(j, "weight_decay", 0), j->s[i]->data,
-                                     j->rows * j->columns, j->w[i]->data, NULL);
+    pg_target to = {NULL, j->w[i]->data, j->copy[i]->data, 1 - lr * get(j, "weight_decay", 0)};
+    int status =
+        ctx->kernels->apply(ctx->queue, 1, PG_F32, j->s[i]->data, j->rows * j->columns, 1, &to);
     CHECK(status == 0, "apply");
   }
 }

@@ -277,6 +277,57 @@ TEST(decay_is_applied_once) {
   }
 }
 
+/* An optimizer that applies its increments itself gives the bits of the two phases, whether the
+ * increments are kept or not: slots, weights, copies. */
+TEST(applying_at_once) {
+  const int64_t sizes[][2] = {{1, 1}, {7, 5}, {40, 33}, {64, 64}, {3, 1500}};
+  for (size_t k = 0; k < PG_COUNT(trained); k++) {
+    if (!pg_optimizer_find(trained[k])->applies) continue;
+    for (size_t c = 0; c < PG_COUNT(sizes); c++)
+      for (int keep = 0; keep < 2; keep++) {
+        const size_t cells = (size_t)(sizes[c][0] * sizes[c][1]);
+        job two = job_new(trained[k], 3, sizes[c][0], sizes[c][1]);
+        job one = job_new(trained[k], 3, sizes[c][0], sizes[c][1]);
+        float *noise = malloc(cells * sizeof *noise);
+        set(&two, "lr", 1), set(&one, "lr", 1);
+        set(&two, "weight_decay", .1), set(&one, "weight_decay", .1);
+        for (int n = 0; n < 4; n++)
+          for (size_t i = 0; i <= 3; i++) {
+            if (i < 3) {
+              pg_normals(17, k, (uint64_t)n * 100000 + i * 10000, (int64_t)cells, noise);
+              CHECK(pg_tensor_write(one.g[i], noise) == 0, "write");
+              CHECK(pg_tensor_copy(two.g[i], one.g[i]) == 0, "copy");
+              if (n == 0) CHECK(pg_tensor_copy(two.w[i], one.g[i]) == 0, "copy");
+              if (n == 0) CHECK(pg_tensor_copy(one.w[i], one.g[i]) == 0, "copy");
+              continue;
+            }
+            increment(&two, 1e-2 * (n + 1));
+            apply(&two, 1e-2 * (n + 1));
+            update(&one, 1e-2 * (n + 1), true, keep);
+          }
+        free(noise);
+        for (size_t i = 0; i < 3; i++) {
+          uint16_t *copies[2] = {malloc(cells * 2), malloc(cells * 2)};
+          CHECK(pg_tensor_read(one.copy[i], copies[0]) == 0, "read");
+          CHECK(pg_tensor_read(two.copy[i], copies[1]) == 0, "read");
+          CHECK(!memcmp(copies[0], copies[1], cells * 2), "%s: copy", trained[k]);
+          free(copies[0]), free(copies[1]);
+          for (size_t s = 0; s < one.o->slot_count + (keep ? 2 : 1); s++) {
+            bool slot = s < one.o->slot_count, value = s == one.o->slot_count;
+            float *a = read_floats(slot ? one.slots[i][s] : value ? one.w[i] : one.s[i]);
+            float *b = read_floats(slot ? two.slots[i][s] : value ? two.w[i] : two.s[i]);
+            CHECK(!memcmp(a, b, cells * sizeof *a), "%s %zu: %s", trained[k], c,
+                  slot    ? "slot"
+                  : value ? "weights"
+                          : "increment");
+            free(a), free(b);
+          }
+        }
+        job_free(&one), job_free(&two);
+      }
+  }
+}
+
 TEST(rownorm_diameter_bound) {
   /* D(S) <= 2 lr (1 + 1e-6), and rows that differ come close to it. */
   const int64_t rows = 80, columns = 5;
@@ -318,6 +369,7 @@ int main(void) {
   RUN(zero_gradients);
   RUN(learning_rate_zero);
   RUN(decay_is_applied_once);
+  RUN(applying_at_once);
   RUN(rownorm_diameter_bound);
   return job_end();
 }
