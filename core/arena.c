@@ -4,6 +4,11 @@
 #include <assert.h>
 #include <stdio.h>
 
+/* While ctx->bytes stays, the peak can only come from what the backend holds. */
+void pg__note_peak(pg_context *ctx) {
+  ctx->peak_bytes = pg__max(ctx->peak_bytes, ctx->bytes + ctx->kernels->held(ctx->queue));
+}
+
 int pg__alloc(pg_context *ctx, size_t bytes, const char *what, void **out) {
   *out = NULL;
   /* Half the address space is never there; beyond it the signed accounts would wrap. */
@@ -20,13 +25,14 @@ int pg__alloc(pg_context *ctx, size_t bytes, const char *what, void **out) {
                    what, bytes, (double)bytes / 0x1p30, ctx->kernels->name,
                    (double)ctx->bytes / 0x1p30, free_text);
   }
+  pg__note_peak(ctx);
   ctx->bytes += (int64_t)bytes;
-  if (ctx->bytes > ctx->peak_bytes) ctx->peak_bytes = ctx->bytes;
   return 0;
 }
 
 void pg__release(pg_context *ctx, void *memory, size_t bytes) {
   if (!memory) return;
+  pg__note_peak(ctx);
   ctx->kernels->release(ctx->queue, memory);
   ctx->bytes -= (int64_t)bytes;
   assert(ctx->bytes >= 0);

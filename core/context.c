@@ -141,7 +141,8 @@ int pg_context_describe(pg_context *ctx, pg_device *out) {
   *out = (pg_device){.index = ctx->device_index,
                      .count = info.count,
                      .memory_free = info.memory_free,
-                     .memory_total = info.memory_total};
+                     .memory_total = info.memory_total,
+                     .memory_workspace = info.memory_workspace};
   memcpy(out->name, info.name, sizeof out->name);
 fail:
   return status;
@@ -152,7 +153,8 @@ int pg_context_threads(const pg_context *ctx) {
 int64_t pg_context_bytes(const pg_context *ctx) {
   return ctx->bytes;
 }
-int64_t pg_context_peak_bytes(const pg_context *ctx) {
+int64_t pg_context_peak_bytes(pg_context *ctx) {
+  pg__note_peak(ctx);
   return ctx->peak_bytes;
 }
 int64_t pg_context_live_tensors(const pg_context *ctx) {

@@ -36,13 +36,16 @@ typedef struct pg_device {
   char name[128]; /* "NVIDIA H200, sm_90", "CPU, avx512" */
   int index, count;
   int64_t memory_free, memory_total;
+  int64_t memory_workspace; /* what the device's library takes with the first matrix product */
 } pg_device;
 int pg_context_describe(pg_context *ctx, pg_device *out);
 int pg_context_threads(const pg_context *ctx);
 
-/* Device memory held by tensors and arenas now, and the largest it has been, in bytes. */
+/* Device memory held by tensors and arenas now, in bytes. */
 int64_t pg_context_bytes(const pg_context *ctx);
-int64_t pg_context_peak_bytes(const pg_context *ctx);
+/* The most that these and the backend (its workspace and scratch) have held together so far. Memory
+ * that was released and is kept for the next to ask is not counted. */
+int64_t pg_context_peak_bytes(pg_context *ctx);
 /* Tensors (storages) alive: tests assert that it returns to its baseline. */
 int64_t pg_context_live_tensors(const pg_context *ctx);
 

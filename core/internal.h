@@ -32,6 +32,8 @@ bool pg__cuda_plugin(char *path, size_t size);
 /* Device memory with accounting; zero bytes give a valid pointer. PG_ENOMEM names `what`. */
 int pg__alloc(pg_context *ctx, size_t bytes, const char *what, void **out);
 void pg__release(pg_context *ctx, void *memory, size_t bytes);
+/* Brings ctx->peak_bytes up to date, before ctx->bytes changes. */
+void pg__note_peak(pg_context *ctx);
 
 /* "[3,4]" into text, for messages; returns text. */
 const char *pg__shape_text(int ndim, const int64_t *shape, char *text, size_t size);

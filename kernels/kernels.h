@@ -33,6 +33,9 @@ typedef struct pg_device_info {
   char name[128]; /* "NVIDIA H200, sm_90" or the CPU level */
   int count;      /* devices of this backend that the process sees */
   int64_t memory_free, memory_total;
+  /* What the backend takes for itself with its first product, whatever the shapes: an estimate of
+   * what a run needs adds it. Scratch, a few MB that grow with the shapes, is not in it. */
+  int64_t memory_workspace;
 } pg_device_info;
 typedef int pg_device_info_fn(pg_queue *q, pg_device_info *out);
 
@@ -251,6 +254,10 @@ typedef struct pg_kernels {
   int (*queue_new)(const pg_queue_options *options, pg_queue **out, char *message, size_t size);
   void (*queue_free)(pg_queue *q);
   const char *(*message)(const pg_queue *q);
+  /* Bytes of device memory that the backend holds for itself, beside what `alloc` gave: workspace,
+   * scratch, and what an operation takes while it runs. The most since the last call of this
+   * function, which then starts anew from what is held now. */
+  int64_t (*held)(pg_queue *q);
 #define PG_KERNEL_FIELD(op) pg_##op##_fn *op;
   PG_KERNELS(PG_KERNEL_FIELD)
 #undef PG_KERNEL_FIELD

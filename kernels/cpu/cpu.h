@@ -32,6 +32,7 @@ PG_KERNELS(PG_CPU_DECLARE)
 int PG_CPU(queue_new)(const pg_queue_options *options, pg_queue **out, char *message, size_t size);
 void PG_CPU(queue_free)(pg_queue *q);
 const char *PG_CPU(message)(const pg_queue *q);
+int64_t PG_CPU(held)(pg_queue *q);
 
 /* Shared by center_rows.c and diameter.c. */
 int PG_CPU(column_means)(pg_queue *q, const float *x, int64_t rows, int64_t columns,
@@ -42,7 +43,12 @@ struct pg_queue {
   char message[256];
   float *scratch; /* of the kernel that runs; kept for the next one */
   size_t scratch_bytes;
+  size_t most_held; /* since the last call of `held` */
 };
+/* Notes that the kernel that runs holds so many bytes beside its scratch. */
+static inline void pg_note_held(pg_queue *q, size_t bytes) {
+  if (q->scratch_bytes + bytes > q->most_held) q->most_held = q->scratch_bytes + bytes;
+}
 
 /* `floats` floats for each of the queue's threads, part t at pg_scratch_of(q, floats, t). Takes
  * memory when the largest request so far grows. 0, or -1 with a text. Not for nested calls. */

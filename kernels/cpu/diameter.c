@@ -337,6 +337,7 @@ int PG_CPU(diameter)(pg_queue *q, const float *x, int64_t rows, int64_t columns,
               (long long)columns);
     goto fail;
   }
+  pg_note_held(q, elements * sizeof *c.z);
   if (PG_CPU(column_means)(q, x, rows, columns, x, mean) < 0) goto fail;
   if (!centre(q, &c, mean)) goto done;
   pair best = {0, -1, -1};

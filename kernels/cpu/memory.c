@@ -37,7 +37,14 @@ int PG_CPU(scratch)(pg_queue *q, int64_t floats) {
   q->scratch = aligned_alloc(64, bytes);
   if (!q->scratch) return pg_refuse(q, "no memory for %zu bytes of scratch", bytes);
   q->scratch_bytes = bytes;
+  pg_note_held(q, 0);
   return 0;
+}
+
+int64_t PG_CPU(held)(pg_queue *q) {
+  const size_t most = q->most_held;
+  q->most_held = q->scratch_bytes;
+  return (int64_t)most;
 }
 
 #define LEVEL_TEXT_(level) #level

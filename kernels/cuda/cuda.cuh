@@ -22,6 +22,7 @@ PG_KERNELS(PG_CUDA_DECLARE)
 int pg_cuda_queue_new(const pg_queue_options *options, pg_queue **out, char *message, size_t size);
 void pg_cuda_queue_free(pg_queue *q);
 const char *pg_cuda_message(const pg_queue *q);
+int64_t pg_cuda_held(pg_queue *q);
 }
 
 typedef __nv_bfloat16 pg_bf16;
@@ -83,6 +84,10 @@ static inline void pg_cuda_enter(const pg_queue *q) {
 /* Device scratch for one operation, valid for work queued until the next call; it only grows.
  * 256-byte aligned. 0 or -1. */
 int pg_cuda_scratch(pg_queue *q, size_t bytes, void **out);
+/* pg_cuda_alloc for the backend's own use, which `held` counts; pg_cuda_release gives it back. */
+int pg_cuda_take(pg_queue *q, size_t bytes, void **out);
+/* Bytes that products share, taken with the first. */
+static constexpr size_t PG_CUDA_WORKSPACE = (size_t)32 << 20;
 /* Parts of the queue, made and freed with it. */
 int pg__cuda_memory_new(pg_queue *q);
 void pg__cuda_memory_free(pg_queue *q);

@@ -75,7 +75,7 @@ static int set_up(pg_queue *q, cloud *c) {
   c->batch = (pg_tile *)malloc(MAX_BATCH * sizeof *c->batch);
   if (!c->ranking || !c->radius || !c->host_order || !c->batch)
     return pg_cuda_refuse(q, "no host memory to sort %lld rows", (long long)c->rows);
-  if (pg_cuda_alloc(q, total + sizeof(pg_found), &c->memory) < 0)
+  if (pg_cuda_take(q, total + sizeof(pg_found), &c->memory) < 0)
     return pg_cuda_refuse(q, "no memory for a centred copy of [%lld, %lld]", (long long)c->rows,
                           (long long)c->d);
   for (int i = 0; i < 10; i++) *parts[i] = (char *)c->memory + offsets[i];

@@ -12,7 +12,6 @@
 #include <new>
 #include <string.h>
 
-static constexpr size_t WORKSPACE = (size_t)32 << 20;
 static constexpr size_t MOST_PLANS = 1024; /* a host may multiply any shapes: bounds the memory */
 
 /* All that an algorithm may depend on; plain data without padding, ordered by its bytes. */
@@ -101,7 +100,7 @@ static cublasStatus_t make_layout(cublasLtMatrixLayout_t *out, int32_t type, int
 
 static cublasStatus_t find_algorithm(pg_cuda_products *products, const shape &s,
                                      cublasLtMatmulPreference_t preference, plan *p) {
-  const size_t workspace = WORKSPACE;
+  const size_t workspace = PG_CUDA_WORKSPACE;
   const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   const struct {
     cublasLtMatmulPreferenceAttributes_t attribute;
@@ -153,7 +152,7 @@ static int start(pg_queue *q, const shape &s) {
   if (!q->products && !(q->products = new (std::nothrow) pg_cuda_products()))
     return pg_cuda_refuse(q, "no host memory for cuBLASLt");
   if (!q->products->handle) TRY(cublasLtCreate(&q->products->handle));
-  if (!q->products->workspace) return pg_cuda_alloc(q, WORKSPACE, &q->products->workspace);
+  if (!q->products->workspace) return pg_cuda_take(q, PG_CUDA_WORKSPACE, &q->products->workspace);
   return 0;
 }
 
@@ -214,6 +213,6 @@ int pg_cuda_gemm(pg_queue *q, const pg_gemm *g) {
   }
   TRY(cublasLtMatmul(products->handle, p->product, &g->alpha, g->b, p->first, g->a, p->second,
                      &g->beta, g->c, p->result, g->c, p->result, &p->algorithm, products->workspace,
-                     WORKSPACE, q->stream));
+                     PG_CUDA_WORKSPACE, q->stream));
   return pg_cuda_launched(q, "cublasLtMatmul", cudaSuccess);
 }

@@ -21,14 +21,15 @@ static constexpr size_t SLOT_BYTES = (size_t)2 << 20;
 struct block {
   void *memory;
   size_t bytes;
-  bool used;
-  block *next; /* in the free list of its size */
+  bool used, own; /* own: taken by the backend itself */
+  block *next;    /* in the free list of its size */
 };
 
 struct pg_cuda_memory {
   std::map<void *, block> blocks;
   std::map<size_t, block *> lists; /* by bytes; made with the first block of a size */
   size_t cached;                   /* bytes in the lists */
+  size_t held, most_held;          /* bytes of `own` blocks in use; since the last pg_cuda_held */
   void *scratch;
   size_t scratch_bytes;
   char *ring;
@@ -137,7 +138,7 @@ int pg_cuda_alloc(pg_queue *q, size_t bytes, void **out) {
       return no_memory(q, bytes);
     }
     if (error != cudaSuccess) return pg_cuda_fail(q, "cudaMalloc", error);
-    m->blocks[*out] = {*out, size, true, NULL};
+    m->blocks[*out] = {*out, size, true, false, NULL};
   } catch (const std::bad_alloc &) {
     if (*out) cudaFree(*out);
     *out = NULL;
@@ -152,6 +153,8 @@ void pg_cuda_release(pg_queue *q, void *memory) {
   auto at = m->blocks.find(memory);
   if (at == m->blocks.end() || !at->second.used) return;
   block *b = &at->second;
+  if (b->own) m->held -= b->bytes;
+  b->own = false;
   if (!cache_released()) {
     pg_cuda_enter(q);
     cudaFree(memory);
@@ -165,13 +168,30 @@ void pg_cuda_release(pg_queue *q, void *memory) {
   m->cached += b->bytes;
 }
 
+int pg_cuda_take(pg_queue *q, size_t bytes, void **out) {
+  pg_cuda_memory *m = q->memory;
+  if (pg_cuda_alloc(q, bytes, out) < 0) return -1;
+  block *b = &m->blocks.find(*out)->second;
+  b->own = true;
+  m->held += b->bytes;
+  if (m->held > m->most_held) m->most_held = m->held;
+  return 0;
+}
+
+int64_t pg_cuda_held(pg_queue *q) {
+  pg_cuda_memory *m = q->memory;
+  const size_t most = m->most_held;
+  m->most_held = m->held;
+  return (int64_t)most;
+}
+
 int pg_cuda_scratch(pg_queue *q, size_t bytes, void **out) {
   pg_cuda_memory *m = q->memory;
   if (bytes > m->scratch_bytes) {
     pg_cuda_release(q, m->scratch);
     m->scratch = NULL;
     m->scratch_bytes = 0;
-    if (pg_cuda_alloc(q, bytes, &m->scratch) < 0) return -1;
+    if (pg_cuda_take(q, bytes, &m->scratch) < 0) return -1;
     m->scratch_bytes = bytes;
   }
   *out = m->scratch;
@@ -189,6 +209,7 @@ int pg_cuda_device_info(pg_queue *q, pg_device_info *out) {
   out->count = q->devices;
   out->memory_free = (int64_t)(available + q->memory->cached);
   out->memory_total = (int64_t)total;
+  out->memory_workspace = (int64_t)PG_CUDA_WORKSPACE;
   return 0;
 }
 

@@ -43,13 +43,14 @@ static int context_device(lua_State *L) {
   return 1;
 }
 
-/* ctx:describe() -> { name, index, count, memory_free, memory_total }, memory in bytes */
+/* ctx:describe() -> { name, index, count, memory_free, memory_total, memory_workspace }, in bytes
+ */
 static int context_describe(lua_State *L) {
   pg_context *ctx = check_context(L);
   pg_device device;
   int status = pg_context_describe(ctx, &device);
   if (status < 0) return pgl_fail(L, ctx, status);
-  lua_createtable(L, 0, 5);
+  lua_createtable(L, 0, 6);
   lua_pushstring(L, device.name);
   lua_setfield(L, -2, "name");
   pgl_set_integer(L, "index", device.index);
@@ -57,6 +58,7 @@ static int context_describe(lua_State *L) {
   if (device.memory_total) {
     pgl_set_integer(L, "memory_free", device.memory_free);
     pgl_set_integer(L, "memory_total", device.memory_total);
+    pgl_set_integer(L, "memory_workspace", device.memory_workspace);
   }
   return 1;
 }

@@ -168,7 +168,7 @@ fail:
 
 TEST(device_memory_is_accounted) {
   pg_context *ctx = new_context(1);
-  void *a, *b;
+  void *a = NULL, *b = NULL;
   CHECK(pg__alloc(ctx, 1000, "a", &a) == 0 && pg__alloc(ctx, 0, "b", &b) == 0);
   CHECK(a && b && a != b && (uintptr_t)a % 64 == 0);
   CHECK(pg_context_bytes(ctx) == 1000 && pg_context_peak_bytes(ctx) == 1000);
@@ -182,6 +182,28 @@ TEST(device_memory_is_accounted) {
     CHECK(strstr(pg_context_message(ctx), "a thing"), "%s", pg_context_message(ctx));
   }
   CHECK(pg_context_bytes(ctx) == 0);
+  pg_context_free(ctx);
+}
+
+/* The peak counts what the backend held beside the tensors, when it held it. */
+TEST(peak_counts_the_backend) {
+  pg_context *ctx = new_context(1);
+  const int64_t rows = 300, d = 64, bytes = rows * d * (int64_t)sizeof(float);
+  pg_farthest far;
+  void *x, *y;
+  float one = 1;
+  CHECK(pg__alloc(ctx, (size_t)bytes, "a cloud", &x) == 0);
+  CHECK(ctx->kernels->zero(ctx->queue, x, (size_t)bytes) == 0);
+  CHECK(ctx->kernels->upload(ctx->queue, x, &one, sizeof one) == 0);
+  CHECK(pg_context_peak_bytes(ctx) == bytes);
+  CHECK(ctx->kernels->diameter(ctx->queue, x, rows, d, NULL, &far) == 0 && far.value == 1);
+  /* A copy of the cloud, gone again before the next allocation. */
+  CHECK(pg__alloc(ctx, (size_t)bytes / 2, "later", &y) == 0);
+  int64_t peak = pg_context_peak_bytes(ctx);
+  CHECK(peak >= 2 * bytes && peak < 2 * bytes + bytes / 2, "%lld", (long long)peak);
+  pg__release(ctx, x, (size_t)bytes);
+  pg__release(ctx, y, (size_t)bytes / 2);
+  CHECK(pg_context_bytes(ctx) == 0 && pg_context_peak_bytes(ctx) == peak);
   pg_context_free(ctx);
 }
 
@@ -225,6 +247,7 @@ int main(void) {
   RUN(cancel_from_a_signal_handler);
   RUN(launches_leave_the_denormals_of_the_host_alone);
   RUN(device_memory_is_accounted);
+  RUN(peak_counts_the_backend);
   RUN(arena);
   RUN(the_communicator_of_one);
   return unit_report();

@@ -31,9 +31,13 @@ static const char *queue_message(const pg_queue *q) {
   (void)q;
   return "";
 }
+static int64_t held(pg_queue *q) {
+  (void)q;
+  return 0;
+}
 static int device_info(pg_queue *q, pg_device_info *out) {
   (void)q;
-  *out = (pg_device_info){"Fake GPU", 1, 3, 4};
+  *out = (pg_device_info){.name = "Fake GPU", .count = 1, .memory_free = 3, .memory_total = 4};
   return 0;
 }
 
@@ -42,6 +46,7 @@ __attribute__((visibility("default"))) const pg_kernels *pg_cuda_kernels(void) {
                              .queue_new = queue_new,
                              .queue_free = queue_free,
                              .message = queue_message,
+                             .held = held,
                              .device_info = device_info};
   return &table;
 }
