@@ -56,7 +56,7 @@ int pg__block_forward(const pg_model *model, pg_activations *a, int64_t layer, v
   int64_t d = c->width, n = a->batch * a->time;
   pg_dtype type = a->compute;
   float eps = (float)c->norm_eps;
-  int status;
+  int status, span = pg__enter(ctx, PG__PART_BY_OPERATION, "block forward", layer);
 
   PG_LAUNCH(ctx, rmsnorm_forward, type, b->input, n, d, eps, a->norm, b->input_rstd);
   PG_TRY(pg__linear(a, &w[PG_Q], a->norm, n, 0, b->q_raw));
@@ -76,11 +76,12 @@ int pg__block_forward(const pg_model *model, pg_activations *a, int64_t layer, v
   PG_TRY(pg__linear(a, &w[PG_GATE], a->norm, n, 0, b->gate));
   PG_TRY(pg__linear(a, &w[PG_UP], a->norm, n, 0, b->up));
   PG_LAUNCH(ctx, swiglu_forward, type, b->gate, b->up, n * c->mlp, b->product);
-  if (!output) return 0;
+  if (!output) goto fail; /* with status 0 */
   if (output != b->middle)
     PG_LAUNCH(ctx, copy, output, b->middle, (size_t)(n * d) * pg_dtype_size(type));
   PG_TRY(pg__linear(a, &w[PG_DOWN], b->product, n, 1, output));
 fail:
+  pg__leave(ctx, span);
   return status;
 }
 
@@ -92,7 +93,7 @@ int pg__block_backward(const pg_model *model, pg_activations *a, int64_t layer) 
   int64_t d = c->width, n = a->batch * a->time;
   pg_dtype type = a->compute;
   float eps = (float)c->norm_eps;
-  int status;
+  int status, span = pg__enter(ctx, PG__PART_BY_OPERATION, "block backward", layer);
 
   PG_TRY(pg__linear_backward(a, &w[PG_DOWN], a->stream, b->product, n, 0, a->dproduct));
   PG_LAUNCH(ctx, swiglu_backward, type, a->dproduct, b->gate, b->up, n * c->mlp, b->gate, b->up);
@@ -115,5 +116,6 @@ int pg__block_backward(const pg_model *model, pg_activations *a, int64_t layer) 
   PG_TRY(pg__linear_backward(a, &w[PG_V], a->dv, a->norm, n, 1, a->dnorm));
   PG_LAUNCH(ctx, rmsnorm_backward, type, a->dnorm, b->input, b->input_rstd, n, d, true, a->stream);
 fail:
+  pg__leave(ctx, span);
   return status;
 }

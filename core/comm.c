@@ -95,8 +95,10 @@ static int ended(const pg_comm *comm, pg_context *ctx) {
 static int reduce(pg_comm *comm, pg_context *ctx, pg_queue *queue, void *data, int64_t count,
                   pg__comm_type type, pg__comm_op op) {
   if (!comm->ops) return 0;
+  pg__begin(ctx, PG_PART_COMMUNICATION, "all_reduce");
   if (comm->failed_rank >= 0 || comm->ops->all_reduce(comm, queue, data, count, type, op) < 0)
     return ended(comm, ctx);
+  pg__end(ctx);
   return 0;
 }
 
@@ -120,8 +122,10 @@ int pg_comm_barrier(pg_comm *comm, pg_context *ctx) {
 static int broadcast(pg_comm *comm, pg_context *ctx, pg_queue *queue, void *data, int64_t bytes,
                      int root) {
   if (!comm->ops || bytes <= 0) return 0;
+  pg__begin(ctx, PG_PART_COMMUNICATION, "broadcast");
   if (comm->failed_rank >= 0 || comm->ops->broadcast(comm, queue, data, bytes, root) < 0)
     return ended(comm, ctx);
+  pg__end(ctx);
   return 0;
 }
 
@@ -134,7 +138,9 @@ int pg_comm_broadcast_host(pg_comm *comm, pg_context *ctx, void *data, int64_t b
 
 int pg_comm_finish(pg_comm *comm, pg_context *ctx) {
   if (!comm->ops) return 0;
+  pg__begin(ctx, PG_PART_COMMUNICATION, "finish");
   if (comm->failed_rank >= 0 || comm->ops->finish(comm, ctx->queue) < 0) return ended(comm, ctx);
+  pg__end(ctx);
   return 0;
 }
 

@@ -124,6 +124,7 @@ void pg_context_free(pg_context *ctx) {
   if (!ctx) return;
   assert(ctx->live_tensors == 0 && "tensors outlive their context");
   assert(ctx->bytes == 0 && "device memory outlives its context");
+  pg_profile_free(ctx->profile);
   ctx->kernels->queue_free(ctx->queue);
   free(ctx);
 }
@@ -142,7 +143,8 @@ int pg_context_describe(pg_context *ctx, pg_device *out) {
                      .count = info.count,
                      .memory_free = info.memory_free,
                      .memory_total = info.memory_total,
-                     .memory_workspace = info.memory_workspace};
+                     .memory_workspace = info.memory_workspace,
+                     .cache_bytes = info.cache_bytes};
   memcpy(out->name, info.name, sizeof out->name);
 fail:
   return status;

@@ -31,11 +31,12 @@ void pg_context_free(pg_context *ctx);
 /* Text of the last failure in this context ("" when none). Valid until the next failing call. */
 const char *pg_context_message(const pg_context *ctx);
 const char *pg_context_device(const pg_context *ctx); /* "cpu" or "cuda" */
-/* What the context runs on. Memory in bytes, 0 where the system alone knows. */
+/* What the context runs on. Memory in bytes, 0 where the system alone knows; the cache is a CPU's
+ * last level or a GPU's L2, 0 when unknown. */
 typedef struct pg_device {
   char name[128]; /* "NVIDIA H200, sm_90", "CPU, avx512" */
   int index, count;
-  int64_t memory_free, memory_total;
+  int64_t memory_free, memory_total, cache_bytes;
   int64_t memory_workspace; /* what the device's library takes with the first matrix product */
 } pg_device;
 int pg_context_describe(pg_context *ctx, pg_device *out);

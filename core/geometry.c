@@ -82,8 +82,10 @@ int pg_geometry_diameter(const pg_tensor *matrix, pg_diameter *out) {
     PG_TRY(pg_tensor_clone(matrix, &copy));
     x = copy;
   }
+  pg__begin(ctx, PG__PART_BY_OPERATION, "diameter");
   status =
       ctx->kernels->diameter(ctx->queue, x->data, x->shape[0], x->shape[1], &ctx->cancel, &found);
+  pg__end(ctx);
   if (pg_context_cancelled(ctx)) PG_TRY(pg_fail(ctx, PG_ECANCELED, "the diameter was cancelled"));
   PG_TRY(pg__kernel_status(ctx, status, "diameter"));
   if (found.bad_row >= 0) {

@@ -48,7 +48,7 @@ int pg_head_loss(const pg_model *model, pg_activations *a, const int32_t *target
   float *host = losses ? losses : a->host;
   double sum = 0;
   int64_t n = a->batch * a->time;
-  int status;
+  int status, span = -1;
   PG_TRY(need_hidden(model, a));
   if (gradient && a->keep == PG_KEEP_NOTHING)
     return pg_fail(ctx, PG_EINVAL,
@@ -57,6 +57,7 @@ int pg_head_loss(const pg_model *model, pg_activations *a, const int32_t *target
     return pg_fail(ctx, PG_ESTATE,
                    "a gradient of the loss after pg_model_backward needs a new pg_model_forward");
   PG_TRY(pg__check_ids(ctx, targets, n, model->config.vocab, "target"));
+  span = pg__enter(ctx, PG_PART_HEAD, "head", -1);
   PG_LAUNCH(ctx, upload, a->targets, targets, (size_t)n * sizeof *targets);
   for (int64_t first = 0; first < n; first += a->chunk) {
     int64_t rows = pg__min(a->chunk, n - first);
@@ -72,6 +73,7 @@ int pg_head_loss(const pg_model *model, pg_activations *a, const int32_t *target
   *loss_sum = sum;
   if (gradient) a->stage = PG_STAGE_GRADIENT;
 fail:
+  pg__leave(ctx, span);
   return status;
 }
 

@@ -3,8 +3,10 @@
 #ifndef PG_INTERNAL_H
 #define PG_INTERNAL_H
 
+#include "../kernels/cost.h"
 #include "../kernels/kernels.h"
 #include "context.h"
+#include "profile.h"
 #include "tensor.h"
 
 struct pg_context {
@@ -12,6 +14,7 @@ struct pg_context {
   pg_queue *queue;           /* the one queue all work of this context goes through */
   int threads, device_index;
   int64_t bytes, peak_bytes, live_tensors;
+  pg_profile *profile; /* NULL: nothing is recorded */
   volatile int cancel; /* set asynchronously */
   char message[1024];
 };
@@ -58,15 +61,46 @@ int pg__open_regular(pg_context *ctx, const char *path, int *fd, int64_t *size);
 /* malloc'ed folder part of a path: "." for a bare name. NULL when out of memory. */
 char *pg__parent(const char *path);
 
+/* ---- profile (profile.c) ---- */
+#define PG__PART_BY_OPERATION PG_PARTS
+/* Record the work queued from begin to end; `end` gives the record's cost, to be added to. Only
+ * while ctx->profile. */
+void pg__profile_begin(pg_context *ctx, pg_part part, const char *operation);
+pg_cost *pg__profile_end(pg_context *ctx);
+/* The same for work that is no kernel. Not nested. */
+static inline void pg__begin(pg_context *ctx, pg_part part, const char *operation) {
+  if (ctx->profile) pg__profile_begin(ctx, part, operation);
+}
+static inline void pg__end(pg_context *ctx) {
+  if (ctx->profile) pg__profile_end(ctx);
+}
+/* Operations from enter to leave belong to `part` (PG__PART_BY_OPERATION: as outside) and to a span
+ * `name`, with its number unless that is negative. `name` has to stay valid. Nested; leave takes
+ * what enter gave, also on failure. */
+int pg__profile_enter(pg_context *ctx, pg_part part, const char *name, int64_t number);
+void pg__profile_leave(pg_context *ctx, int span);
+static inline int pg__enter(pg_context *ctx, pg_part part, const char *name, int64_t number) {
+  return ctx->profile ? pg__profile_enter(ctx, part, name, number) : -1;
+}
+static inline void pg__leave(pg_context *ctx, int span) {
+  if (ctx->profile) pg__profile_leave(ctx, span);
+}
+
 /* PG_LAUNCH(ctx, gemm, &g): call a kernel of the context's backend, jump to `fail` with `status`
  * set when it fails. PG_TRY does the same for any call that returns a status. Both expect
- * `int status` in scope. */
+ * `int status` in scope. Arguments of PG_LAUNCH are evaluated again while a profile is recorded:
+ * they have no side effects. */
 #define PG_TRY(call)                                                                               \
   do {                                                                                             \
     if ((status = (call)) < 0) goto fail;                                                          \
   } while (0)
 #define PG_LAUNCH(ctx, op, ...)                                                                    \
-  PG_TRY(pg__kernel_status((ctx), (ctx)->kernels->op((ctx)->queue, __VA_ARGS__), #op))
+  do {                                                                                             \
+    if ((ctx)->profile) pg__profile_begin((ctx), PG__PART_BY_OPERATION, #op);                      \
+    status = (ctx)->kernels->op((ctx)->queue, __VA_ARGS__);                                        \
+    if ((ctx)->profile) pg_cost_kernels.op(pg_cost_queue(pg__profile_end(ctx)), __VA_ARGS__);      \
+    PG_TRY(pg__kernel_status((ctx), status, #op));                                                 \
+  } while (0)
 
 #define PG_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -16,6 +16,7 @@
 #include "metrics.h"
 #include "model.h"
 #include "optimizer.h"
+#include "profile.h"
 #include "random.h"
 #include "run.h"
 #include "safetensors.h"

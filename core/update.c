@@ -123,7 +123,10 @@ static int accumulate(pg_run *run, double *loss) {
                        (long long)(run->updates + 1));
       goto fail;
     }
-    PG_TRY(pg_loader_next(run->loader, run->inputs, run->targets));
+    pg__begin(ctx, PG_PART_DATA_WAIT, "loader");
+    status = pg_loader_next(run->loader, run->inputs, run->targets);
+    pg__end(ctx);
+    PG_TRY(status);
     PG_TRY(
         pg_model_forward(run->model, run->activations, run->inputs, run->micro, run->time, NULL));
     PG_TRY(pg_head_loss(run->model, run->activations, run->targets, scale, &part, NULL));
@@ -148,7 +151,7 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
   pg_context *ctx = run->context;
   double start = now(), wait = pg_loader_wait_seconds(run->loader);
   pg_clip clip;
-  int status;
+  int status, span = -1;
   memset(out, 0, sizeof *out);
   if (run->torn)
     return pg_fail(ctx, PG_ESTATE, "update %lld failed halfway; load a checkpoint to go on",
@@ -159,10 +162,12 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
   PG_TRY(accumulate(run, &out->loss));
 
   int64_t count = 0;
+  span = pg__enter(ctx, PG_PART_OPTIMIZER, "clip", -1);
   for (size_t i = 0; i < pg_model_count(run->model); i++) {
     const pg_parameter *p = pg_model_parameter(run->model, i);
-    if (p->gradient)
-      PG_LAUNCH(ctx, sum, p->gradient->data, p->rows * p->columns, true, &run->sums[count++]);
+    if (!p->gradient) continue;
+    PG_LAUNCH(ctx, sum, p->gradient->data, p->rows * p->columns, true, &run->sums[count]);
+    count++;
   }
   PG_LAUNCH(ctx, clip_factor, run->sums, count, run->max_norm, run->clip);
   PG_LAUNCH(ctx, download, &clip, run->clip, sizeof clip);
@@ -171,6 +176,7 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
     goto fail;
   }
   PG_LAUNCH(ctx, clip_apply, run->clip, pg_tensor_elements(run->gradients), run->gradients->data);
+  pg__leave(ctx, span);
 
   out->norm = clip.norm;
   out->factor = clip.factor;
@@ -187,6 +193,7 @@ fail:; /* A declaration may follow a label since C23 only. */
    * text of the failure that brought us here is the one to report. A refusal is the same on all
    * ranks; anything else happened here alone. */
   char message[sizeof ctx->message];
+  pg__leave(ctx, span);
   memcpy(message, ctx->message, sizeof message);
   if (status != PG_ENONFINITE) pg_comm_fail(run->comm, message);
   pg_loader_set_state(run->loader, &run->before);
@@ -272,11 +279,12 @@ fail:
  * the more a batched optimizer can do at once. */
 static int update_assignment(pg_run *run, pg__assigned *a) {
   pg_parameter **order = NULL;
-  int status = 0;
+  int status = 0, span = -1;
   size_t count = 0;
   const int rank = pg_comm_rank(run->comm);
   int64_t first_row;
   if (!a->count || !a->public.optimizer->increment) return 0;
+  span = pg__enter(run->context, PG_PART_OPTIMIZER, a->public.optimizer->name, -1);
   PG_TRY(pg_optimizer_check(run->context, a->public.optimizer, a->public.hypers));
   if (!(order = malloc(a->count * sizeof *order))) {
     status = pg_fail(run->context, PG_ENOMEM, "out of memory for an update");
@@ -308,6 +316,7 @@ static int update_assignment(pg_run *run, pg__assigned *a) {
   }
   for (size_t i = 0; i < a->count; i++) a->parameters[i]->updates++;
 fail:
+  pg__leave(run->context, span);
   free(order);
   return status;
 }

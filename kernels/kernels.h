@@ -28,16 +28,25 @@ typedef int pg_download_fn(pg_queue *q, void *host, const void *device, size_t b
 typedef int pg_copy_fn(pg_queue *q, void *to, const void *from, size_t bytes);
 typedef int pg_zero_fn(pg_queue *q, void *memory, size_t bytes);
 typedef int pg_synchronize_fn(pg_queue *q);
-/* What the queue runs on. Sizes in bytes; free and total are 0 where the system alone knows. */
+/* What the queue runs on. Sizes in bytes; free and total are 0 where the system alone knows, the
+ * cache is the last level or 0 when unknown. */
 typedef struct pg_device_info {
   char name[128]; /* "NVIDIA H200, sm_90" or the CPU level */
   int count;      /* devices of this backend that the process sees */
-  int64_t memory_free, memory_total;
+  int64_t memory_free, memory_total, cache_bytes;
   /* What the backend takes for itself with its first product, whatever the shapes: an estimate of
    * what a run needs adds it. Scratch, a few MB that grow with the shapes, is not in it. */
   int64_t memory_workspace;
 } pg_device_info;
 typedef int pg_device_info_fn(pg_queue *q, pg_device_info *out);
+/* Note the time when the work queued so far is done, as time stamp `index` (0, 1, … in order; 0
+ * starts anew). Does not wait. */
+typedef int pg_timestamp_fn(pg_queue *q, int64_t index);
+/* seconds[i] = from time stamp 0 to i, for i < count. Waits. */
+typedef int pg_elapsed_fn(pg_queue *q, int64_t count, double *seconds);
+/* Multiply-adds from registers alone on all arithmetic units for about 10 ms; *flops = how many
+ * operations that were, 0 when the backend has no such loop for this type. Waits. */
+typedef int pg_peak_fn(pg_queue *q, pg_dtype type, double *flops);
 
 /* ---- dense products -------------------------------------------------------------------- */
 /* C = alpha * op(A) op(B) + beta * C with op(A) [m,k], op(B) [k,n], C [m,n], all row-major with
@@ -233,9 +242,11 @@ typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t co
                            const volatile int *cancel, pg_farthest *out);
 
 /* ---- the table ------------------------------------------------------------------------- */
+/* What an operation costs at least is in cost.c, in the same order. */
 /* clang-format off */
 #define PG_KERNELS(X)                                                                              \
   X(alloc) X(release) X(upload) X(download) X(copy) X(zero) X(synchronize) X(device_info)          \
+  X(timestamp) X(elapsed) X(peak)                                                                  \
   X(gemm) X(embedding_forward) X(embedding_backward) X(rmsnorm_forward) X(rmsnorm_backward)        \
   X(qk_norm_rope_forward) X(qk_norm_rope_backward) X(attention_forward) X(attention_backward)      \
   X(swiglu_forward) X(swiglu_backward) X(cross_entropy) X(row_range)                               \

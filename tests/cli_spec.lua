@@ -37,7 +37,7 @@ describe("command lines", function()
 
   it("have a help text for every command", function()
     for _, name in ipairs { "train", "resume", "fork", "eval", "generate", "data", "run",
-      "doctor" } do
+      "bench", "doctor" } do
       local code, out = support.perigee { name, "--help" }
       assert.equal(0, code)
       assert.matches("^usage: perigee " .. name, out)

@@ -44,6 +44,8 @@ struct pg_queue {
   float *scratch; /* of the kernel that runs; kept for the next one */
   size_t scratch_bytes;
   size_t most_held; /* since the last call of `held` */
+  double *stamps; /* time stamps (timing.c) */
+  int64_t stamp_capacity;
 };
 /* Notes that the kernel that runs holds so many bytes beside its scratch. */
 static inline void pg_note_held(pg_queue *q, size_t bytes) {

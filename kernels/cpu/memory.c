@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define HUGE_PAGE ((size_t)2 << 20)
 #define PARALLEL_BYTES ((size_t)1 << 20)
@@ -26,6 +27,7 @@ int PG_CPU(queue_new)(const pg_queue_options *options, pg_queue **out, char *mes
 void PG_CPU(queue_free)(pg_queue *q) {
   if (!q) return;
   free(q->scratch);
+  free(q->stamps);
   free(q);
 }
 
@@ -51,7 +53,12 @@ int64_t PG_CPU(held)(pg_queue *q) {
 #define LEVEL_TEXT(level) LEVEL_TEXT_(level)
 int PG_CPU(device_info)(pg_queue *q, pg_device_info *out) {
   (void)q;
-  *out = (pg_device_info){.name = "CPU, " LEVEL_TEXT(PG_CPU_LEVEL), .count = 1};
+  const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE), inner = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  *out = (pg_device_info){.name = "CPU, " LEVEL_TEXT(PG_CPU_LEVEL),
+                          .count = 1,
+                          .cache_bytes = cache > 0   ? cache
+                                         : inner > 0 ? inner
+                                                     : 0};
   return 0;
 }
 

@@ -29,6 +29,7 @@ typedef __nv_bfloat16 pg_bf16;
 
 struct pg_cuda_memory;   /* memory.cu */
 struct pg_cuda_products; /* gemm.cu */
+struct pg_cuda_stamps;   /* timing.cu */
 
 struct pg_queue {
   cudaStream_t stream;
@@ -38,6 +39,7 @@ struct pg_queue {
   const char *last; /* the kernel or call queued last */
   struct pg_cuda_memory *memory;
   struct pg_cuda_products *products;
+  struct pg_cuda_stamps *stamps;
   char message[512];
 };
 
@@ -92,6 +94,7 @@ static constexpr size_t PG_CUDA_WORKSPACE = (size_t)32 << 20;
 int pg__cuda_memory_new(pg_queue *q);
 void pg__cuda_memory_free(pg_queue *q);
 void pg__cuda_products_free(pg_queue *q);
+void pg__cuda_stamps_free(pg_queue *q);
 
 /* `#pragma unroll pg_whole` before loops that have to be unrolled completely for their arrays to
  * become registers: the emulation's builds with sanitizers would take five times as long. */

@@ -210,6 +210,7 @@ int pg_cuda_device_info(pg_queue *q, pg_device_info *out) {
   out->memory_free = (int64_t)(available + q->memory->cached);
   out->memory_total = (int64_t)total;
   out->memory_workspace = (int64_t)PG_CUDA_WORKSPACE;
+  out->cache_bytes = properties.l2CacheSize;
   return 0;
 }
 

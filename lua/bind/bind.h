@@ -188,6 +188,8 @@ void pgl_json_push(lua_State *L, const json_t *value);
 void pgl_open_json(lua_State *L);
 
 /* ---- the rest: each adds its functions to the table at the top ------------------------------ */
+int pgl_profile_start(lua_State *L); /* methods of a context, in profile.c */
+int pgl_profile_stop(lua_State *L);
 void pgl_open_context(lua_State *L);
 void pgl_open_comm(lua_State *L);
 void pgl_open_data(lua_State *L);

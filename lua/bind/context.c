@@ -43,8 +43,8 @@ static int context_device(lua_State *L) {
   return 1;
 }
 
-/* ctx:describe() -> { name, index, count, memory_free, memory_total, memory_workspace }, in bytes
- */
+/* ctx:describe() -> { name, index, count, cache_bytes, memory_free, memory_total,
+ * memory_workspace }, in bytes */
 static int context_describe(lua_State *L) {
   pg_context *ctx = check_context(L);
   pg_device device;
@@ -55,6 +55,7 @@ static int context_describe(lua_State *L) {
   lua_setfield(L, -2, "name");
   pgl_set_integer(L, "index", device.index);
   pgl_set_integer(L, "count", device.count);
+  if (device.cache_bytes) pgl_set_integer(L, "cache_bytes", device.cache_bytes);
   if (device.memory_total) {
     pgl_set_integer(L, "memory_free", device.memory_free);
     pgl_set_integer(L, "memory_total", device.memory_total);
@@ -119,6 +120,8 @@ static const luaL_Reg methods[] = {{"device", context_device},
                                    {"peak_bytes", context_peak_bytes},
                                    {"live_tensors", context_live_tensors},
                                    {"cpu_level", context_cpu_level},
+                                   {"profile_start", pgl_profile_start},
+                                   {"profile_stop", pgl_profile_stop},
                                    {"cancel", context_cancel},
                                    {"resume", context_resume},
                                    {"cancelled", context_cancelled},

@@ -1,8 +1,8 @@
 -- Command lines: options are declared, abbreviations and unknown names refused.
 --
 -- A command is { name, summary, usage, description, options, positional = {min, max}, run }.
--- An option is { name, value = "META" or nil for a switch, many = true, kind = "integer" |
--- "number" | "duration" | "device", min, help }.
+-- An option is { name, value = "META" or nil for a switch, optional = true (a switch that may also
+-- be --name=META), many = true, kind = "integer" | "number" | "duration" | "device", min, help }.
 local check = require "perigee.check"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
@@ -96,6 +96,8 @@ function cli.parse(command, words)
       if not option.value then
         if value then errors.usage("%s takes no value", name) end
         found[key] = true
+      elseif option.optional and not value then
+        found[key] = true
       else
         if not value then
           i = i + 1
@@ -171,7 +173,8 @@ function cli.help(command)
   if command.options and #command.options > 0 then
     lines[#lines + 1] = ""
     for _, option in ipairs(command.options) do
-      local left = "--" .. option.name .. (option.value and " " .. option.value or "")
+      local meta = option.value and (option.optional and "[=%s]" or " %s"):format(option.value)
+      local left = "--" .. option.name .. (meta or "")
       lines[#lines + 1] = ("  %-26s %s"):format(left, wrap(option.help, 29, 90))
     end
   end
@@ -198,6 +201,9 @@ cli.training_options = {
   cli.device_option, cli.compute_option, cli.recompute_option,
   { name = "threads", value = "N", kind = "integer", min = 1,
     help = "compute threads (default: the CPUs this process may run on)" },
+  { name = "profile", value = "FILE", optional = true,
+    help = "record the third update, after a warm-up, as a trace for Perfetto or Chrome "
+      .. "(default: profile.json in the run directory)" },
   { name = "rank-timeout", value = "TIME", kind = "duration",
     help = "with several ranks: how long to wait for another one (default 10m)" },
   { name = "quiet", help = "print nothing but errors" },

@@ -14,7 +14,7 @@ local tracker = require "perigee.tracker"
 local open = {}
 
 local option_keys = { "out", "set", "device", "threads", "compute", "recompute", "micro",
-  "max_updates", "max_time", "quiet", "signals", "rank_timeout" }
+  "max_updates", "max_time", "quiet", "signals", "rank_timeout", "profile" }
 open.option_keys = option_keys
 
 function open.check_options(options, what)
@@ -31,6 +31,9 @@ function open.check_options(options, what)
     check.number(nil, "max_time", options.max_time, { min = 0, open_min = true })
   end
   if options.set ~= nil then check.table(nil, "set", options.set) end
+  if options.profile ~= nil and type(options.profile) ~= "boolean" then
+    check.string(nil, "profile", options.profile, "true")
+  end
 end
 
 -- Read a recipe file with parameters set. Returns the recipe, the reading, the parameter values.

@@ -10,6 +10,7 @@ local check = require "perigee.check"
 local checkpoints = require "perigee.checkpoints"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
+local profile = require "perigee.profile"
 local random = require "perigee.random"
 local record = require "perigee.record"
 local routing = require "perigee.routing"
@@ -184,7 +185,9 @@ end
 function Run:step()
   local t = self.update
   self:set_hypers(t)
-  local step = self:cancellable(function() return errors.try(self.core:step()) end)
+  local step = profile.around(self, function()
+    return self:cancellable(function() return errors.try(self.core:step()) end)
+  end)
   self.update, self.tokens = step.update, step.tokens
   self.loss, self.grad_norm, self.clip_factor = step.loss, step.norm, step.factor
   self.batch_hash, self.step_seconds = step.batch_hash, step.seconds

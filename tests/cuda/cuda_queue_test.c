@@ -161,6 +161,27 @@ TEST(every_operation_runs) {
   drop_twins();
 }
 
+/* Stamps follow the work between them, on both sides; numbers may be used again. */
+TEST(time_stamps) {
+  const int64_t n = 1 << 16;
+  twin from = normals(PG_F32, n, 1), to = poisoned(PG_F32, n);
+  double seconds[40];
+  for (int round = 0; round < 2; round++)
+    for (int s = 0; s < 2; s++) {
+      for (int i = 0; i < 40; i++) {
+        ON(s, timestamp, i);
+        ON(s, copy, P(to), P(from), (size_t)n * sizeof(float));
+      }
+      ON(s, elapsed, 40, seconds);
+      CHECK(seconds[0] == 0, "stamp 0 at %g", seconds[0]);
+      for (int i = 1; i < 40; i++)
+        CHECK(seconds[i] >= seconds[i - 1] && seconds[i] < 60, "%s: stamp %d at %g after %g",
+              sides[s].k->name, i, seconds[i], seconds[i - 1]);
+      CHECK(seconds[39] > 0, "%s: 39 copies in no time", sides[s].k->name);
+    }
+  drop_twins();
+}
+
 #ifdef PG_CUDAEMU
 static int open_queue(char *why, size_t size) {
   pg_queue *opened = NULL;
@@ -312,6 +333,7 @@ int main(void) {
   RUN(upload_copy_zero_download);
   RUN(device_info);
   RUN(own_memory_is_counted);
+  RUN(time_stamps);
   RUN(more_memory_than_there_is);
   RUN(every_operation_runs);
 #ifdef PG_CUDAEMU

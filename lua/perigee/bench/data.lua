@@ -19,11 +19,17 @@ local function tokens(count, vocab, seed)
   return table.concat(parts)
 end
 
--- A new folder with a training shard for `updates` updates; remove it with core.fs.remove.
+-- A new folder, in TMPDIR or /tmp, with a training shard for `updates` updates; remove it with
+-- core.fs.remove.
 function data.make(config, sequences, updates)
-  local folder = os.tmpname()
-  os.remove(folder) -- os.tmpname makes a file
-  errors.try(core.fs.make_exclusive(folder))
+  local parent, number = os.getenv "TMPDIR" or "/tmp", 0
+  local folder
+  repeat
+    number = number + 1
+    folder = ("%s/perigee-bench-%d-%d"):format(parent, core.host().pid, number)
+    local made, message, name = core.fs.make_exclusive(folder)
+    if not made and name ~= "EEXIST" then errors.world(message, name) end
+  until made
   local count = sequences * config.context * updates + 1
   local header = string.pack("<i4i4i4", 20240520, 1, count)
   local ok, message, name = core.fs.write(folder .. "/bench_train_000.bin",

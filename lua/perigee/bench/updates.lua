@@ -37,7 +37,7 @@ local function new_run(ctx, folder, case)
   local model = errors.try(core.model(ctx, case.config, case.compute))
   model:init(0)
   local run = errors.try(core.run(model, { data = folder, sequences = case.sequences,
-    micro = case.micro }))
+    micro = case.micro, recompute = case.recompute }))
   local roles = { embedding = {}, backbone = {}, head = {} }
   local head
   for _, parameter in ipairs(model:parameters()) do
@@ -59,8 +59,24 @@ local function seconds_of(f, ...)
   return core.clock() - start, result
 end
 
--- case: { name, config, compute, head, sequences, micro, updates, warmup }. Returns what --json
--- prints for it. `peak` is the denominator of the utilisation, FLOP/s.
+-- One more update, recorded; it is a little slower than the others.
+local function profiled(ctx, run)
+  errors.try(ctx:profile_start())
+  local ok, message, name = run:step()
+  local profile = errors.try(ctx:profile_stop())
+  errors.try(ok, message, name)
+  local share, sum = {}, 0
+  for part, seconds in pairs(profile.parts) do
+    share[part] = seconds / profile.seconds
+    sum = sum + share[part]
+  end
+  share.between = 1 - sum
+  profile.parts = share
+  return profile
+end
+
+-- case: { name, config, compute, recompute, head, sequences, micro, updates, warmup }. Returns what
+-- --json prints for it. `peak` is the denominator of the utilisation, FLOP/s.
 function updates.measure(ctx, case, peak)
   local folder = data.make(case.config, case.sequences, math.min(8, case.warmup + case.updates))
   local model, run
@@ -75,6 +91,7 @@ function updates.measure(ctx, case, peak)
       wait = wait + step.wait_seconds
     end
     local memory = ctx:peak_bytes()
+    local profile = profiled(ctx, run)
     local diameters = {}
     for i = 1, 3 do diameters[i] = seconds_of(core.diameter, head.increment) end
     local seconds, diameter = updates.median(times), updates.median(diameters)
@@ -83,12 +100,15 @@ function updates.measure(ctx, case, peak)
     return directory.object {
       { "name", case.name }, { "compute", case.compute }, { "head", case.head },
       { "model", case.config }, { "sequences", case.sequences }, { "micro", case.micro },
+      { "recompute", case.recompute },
       { "updates", case.updates }, { "warmup", case.warmup },
       { "tokens_per_second", tokens / seconds }, { "seconds_per_update", seconds },
       { "flops_per_token", flops },
       { "flops_per_second", flops * tokens / seconds },
       { "utilisation", flops * tokens / seconds / peak },
       { "peak_memory_bytes", memory },
+      { "parts", profile.parts }, { "profile_seconds", profile.seconds },
+      { "operations", profile.operations },
       { "data_wait_seconds", wait / case.updates },
       { "diameter_seconds", diameter },
       { "diameter_share", diameter / (diameter + 10 * seconds) },

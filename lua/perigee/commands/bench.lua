@@ -34,7 +34,8 @@ local command = {
     size("warmup", 0, "updates before them (default 1)"),
     { name = "head", value = "NAME", many = true, choices = { "rownorm", "adamw" },
       help = "the head's optimizer: rownorm (default) or adamw; several give a case each" },
-    cli.device_option, cli.compute_option, size("threads", 1, "compute threads"),
+    cli.device_option, cli.compute_option, cli.recompute_option,
+    size("threads", 1, "compute threads"),
     { name = "json", help = "one JSON object instead of tables; lua/README.md has its layout" },
   },
 }
@@ -66,7 +67,8 @@ local function cases(ctx, options)
   for _, head in ipairs(options.head or { "rownorm" }) do
     local compute = open.compute(ctx, options.compute or "auto")
     list[#list + 1] = { config = config, compute = compute, head = head, sequences = sequences,
-      micro = micro, updates = options.updates or 3, warmup = options.warmup or 1,
+      micro = micro, recompute = options.recompute or "none", updates = options.updates or 3,
+      warmup = options.warmup or 1,
       name = ("%s, %s head, %s"):format(options.model or ("d=%d L=%d V=%d T=%d"):format(
         config.width, config.layers, config.vocab, config.context), head, compute) }
   end
@@ -88,6 +90,13 @@ local function print_case(case)
   print(("  %.0f tokens/s, %.4f s per update of %d tokens; %.1f %% of the peak; %.2f GiB"):format(
     case.tokens_per_second, case.seconds_per_update, case.sequences * case.model.context,
     100 * case.utilisation, case.peak_memory_bytes / 2 ^ 30))
+  local names, words = {}, {}
+  for part in pairs(case.parts) do names[#names + 1] = part end
+  table.sort(names, function(a, b) return case.parts[a] > case.parts[b] end)
+  for _, part in ipairs(names) do
+    words[#words + 1] = ("%s %.1f %%"):format(part, 100 * case.parts[part])
+  end
+  print("  " .. table.concat(words, ", "))
   print(("  exact head diameter %.4f s, every 10 updates %.2f %% of the time"):format(
     case.diameter_seconds, 100 * case.diameter_share))
 end

@@ -1,0 +1,168 @@
+-- perigee bench and train --profile: the fields are there and sane. No time is judged.
+local support = require "lua_support"
+local core = require "perigee.core"
+
+local PARTS = { "head", "attention", "gemm", "elementwise", "embedding", "optimizer",
+  "communication", "data_wait", "rest" }
+local tiny = { "--layers", "1", "--width", "16", "--heads", "2", "--head-dim", "8", "--vocab", "97",
+  "--context", "8", "--sequences", "4" }
+
+local temporary -- where the synthetic data lies meanwhile
+
+local function perigee(words)
+  local line = {}
+  for i, word in ipairs(words) do line[i] = support.quote(word) end
+  return support.shell(("TMPDIR=%s OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 %s bench %s"):format(
+    support.quote(temporary), support.quote(support.program), table.concat(line, " ")))
+end
+
+local function bench(...)
+  local words = table.move(tiny, 1, #tiny, 1, {})
+  for _, word in ipairs { ... } do words[#words + 1] = word end
+  return perigee(words)
+end
+
+local function positive(value, name)
+  assert(type(value) == "number" and value > 0 and value < math.huge, name)
+end
+
+local function measured(...)
+  local code, out, problem = bench("--json", ...)
+  assert.equal(0, code, problem)
+  assert.equal("", problem)
+  return assert(core.json.decode(out))
+end
+
+describe("perigee bench", function()
+  setup(function() temporary = support.folder() end)
+  after_each(function() assert.same({}, core.fs.list(temporary)) end)
+  teardown(support.clean)
+
+  it("measures whole updates", function()
+    local result = measured("--updates", "2", "--micro", "2", "--head", "adamw", "--head",
+      "rownorm", "--device", "cpu", "--threads", "1")
+    assert.equal("cpu", result.machine.device)
+    assert.equal(1, result.machine.threads)
+    assert.equal(core.version, result.machine.perigee)
+    for _, name in ipairs { "bytes_per_second", "fp32_flops_per_second" } do
+      positive(result.peak[name], name)
+    end
+    assert.same({}, result.kernels)
+    assert.equal(2, #result.cases)
+    for i, case in ipairs(result.cases) do
+      assert.equal(({ "adamw", "rownorm" })[i], case.head)
+      assert.equal("fp32", case.compute)
+      assert.equal(97, case.model.vocab)
+      for _, name in ipairs { "tokens_per_second", "seconds_per_update", "flops_per_token",
+        "flops_per_second", "utilisation", "peak_memory_bytes", "profile_seconds",
+        "diameter_seconds", "diameter_share" } do
+        positive(case[name], name)
+      end
+      assert(case.data_wait_seconds >= 0)
+      -- 1 block: 4 16 16 + 3 16 64; head 97 16. Attention 12 x 16 x 8 / 2.
+      assert.equal(6 * (1024 + 3072 + 1552) + 768, case.flops_per_token)
+      local sum = case.parts.between
+      assert(sum >= 0)
+      for _, part in ipairs(PARTS) do
+        assert(case.parts[part] >= 0 and case.parts[part] < 1, part)
+        sum = sum + case.parts[part]
+      end
+      assert(math.abs(sum - 1) < 1e-9, sum)
+      for _, part in ipairs { "head", "attention", "gemm", "elementwise", "optimizer" } do
+        positive(case.parts[part], part)
+      end
+      assert(#case.operations > 10)
+      for j, row in ipairs(case.operations) do
+        positive(row.calls, "calls")
+        assert(j == 1 or row.seconds <= case.operations[j - 1].seconds)
+      end
+    end
+  end)
+
+  it("computes in bf16", function()
+    local case = measured("--updates", "1", "--warmup", "0", "--compute", "bf16").cases[1]
+    assert.equal("bf16", case.compute)
+    positive(case.utilisation, "utilisation")
+  end)
+
+  it("prints a table", function()
+    local code, out = bench("--updates", "1", "--warmup", "0")
+    assert.equal(0, code)
+    assert.matches("tokens/s", out)
+    assert.matches("optimizer", out)
+  end)
+
+  it("refuses what cannot be", function()
+    local function refused(code, parts, ...)
+      local status, out, problem = bench(...)
+      assert.equal(code, status, out .. problem)
+      assert(support.one_line(problem, table.unpack(parts)))
+    end
+    refused(2, { "unknown option --kernel" }, "--kernel")
+    refused(2, { "--micro 3 is not allowed: expected a divisor of --sequences 4" }, "--micro", "3")
+    refused(2, { '--head "muon" is not allowed' }, "--head", "muon")
+    refused(2, { "model.preset", "190m, 380m, 640m" }, "--model", "12m")
+    local status, _, problem = perigee { "--vocab", "70000" }
+    assert.equal(2, status)
+    assert(support.one_line(problem, "--vocab 70000 is not allowed: expected 2 to 65536"))
+    status, _, problem = perigee { "--head-dim", "7" }
+    assert.equal(2, status)
+    assert(support.one_line(problem, "head_dim", "7"))
+    status, _, problem = perigee { "--layers", "4096", "--width", "1048576" }
+    assert.equal(1, status)
+    assert(support.one_line(problem, "ENOMEM"))
+  end)
+end)
+
+describe("train --profile", function()
+  local folder
+  setup(function()
+    folder = support.folder()
+    support.data(folder .. "/data")
+    support.write(folder .. "/recipe.lua", [[
+      local pg = require "perigee"
+      return pg.recipe {
+        model = { layers = 1, width = 16, heads = 2, head_dim = 8, context = 8 },
+        data = pg.data.shards { path = "data" }, batch = { sequences = 4, micro = 2 }, updates = 5,
+        optimizers = { { role = { "embedding", "backbone", "head" }, pg.optim.adamw() } },
+      }]])
+  end)
+  teardown(support.clean)
+
+  local function train(...)
+    local code, _, problem = support.perigee({ "train", "recipe.lua", ... }, folder)
+    assert.equal(0, code, problem)
+    return problem
+  end
+  local function weights(out)
+    return assert(core.fs.sha256(("%s/%s/checkpoints/00000005/model.safetensors"):format(folder,
+      out)))
+  end
+
+  it("writes a trace of the third update and changes no weight", function()
+    local said = train("--out", "profiled", "--profile")
+    assert.matches("profile of update 3", said)
+    local trace = support.json(folder .. "/profiled/profile.json")
+    local operations = 0
+    for _, event in ipairs(trace.traceEvents) do
+      if event.ph == "X" and event.tid == 2 then operations = operations + 1 end
+    end
+    assert(operations > 30)
+    train("--out", "plain", "--quiet")
+    assert.equal(weights("plain"), weights("profiled"))
+    assert.is_false(core.fs.exists(folder .. "/plain/profile.json"))
+  end)
+
+  it("takes a file, and the last update when there are fewer", function()
+    local said = train("--out", "short", "--max-updates", "2", "--profile=trace.json")
+    assert.matches("profile of update 2", said)
+    assert(support.json(folder .. "/trace.json").traceEvents)
+  end)
+
+  it("says when the file cannot be written", function()
+    local code, _, problem = support.perigee({ "train", "recipe.lua", "--out", "nowhere",
+      "--profile=/no/such/folder/x.json" }, folder)
+    assert.equal(1, code)
+    assert.matches("/no/such/folder/x.json", problem)
+  end)
+end)
