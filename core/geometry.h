@@ -49,6 +49,14 @@ int pg_hilbert(const pg_model *model, pg_activations *a, const pg_panel *panel,
 int pg_hilbert_shared(const pg_model *model, pg_activations *a, const pg_panel *panel,
                       const pg_tensor *matrix, pg_comm *comm, double *rms, float *ranges);
 
+/* Cross entropy of the token after each panel position (host, [tokens]). */
+int pg_panel_losses(const pg_model *model, pg_activations *a, const pg_panel *panel, float *losses);
+/* Hilbert's distance between the distributions of two models at every panel position, the range of
+ * z_to - z_from: |change of a position's cross entropy| is at most that. The models share the
+ * context and the vocabulary and may differ in all else; `a` serves `from`, `b` serves `to`. */
+int pg_hilbert_between(const pg_model *from, pg_activations *a, const pg_model *to,
+                       pg_activations *b, const pg_panel *panel, double *rms, float *ranges);
+
 /* Mean over `batches` groups of the loader's micro-batch means (SPEC §2), from its start. The
  * loader is sequential with micro sequences per call; it is rewound first. Polls cancellation. */
 int pg_validate(const pg_model *model, pg_activations *a, pg_loader *loader, int64_t batches,

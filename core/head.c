@@ -108,6 +108,38 @@ fail:
   return status;
 }
 
+int pg__head_between(const pg_model *from, pg_activations *a, const pg_model *to, pg_activations *b,
+                     int64_t count, float *range) {
+  pg_context *ctx = to->context;
+  const pg_model *models[2] = {to, from};
+  pg_activations *activations[2] = {b, a};
+  const int64_t chunk = pg__min(a->chunk, b->chunk);
+  int status;
+  PG_TRY(need_hidden(from, a));
+  PG_TRY(need_hidden(to, b));
+  for (int64_t done = 0; done < count; done += chunk) {
+    const int64_t rows = pg__min(chunk, count - done);
+    for (int i = 0; i < 2; i++) {
+      pg_activations *x = activations[i];
+      const pg_parameter *head = pg_model_head(models[i]);
+      const void *hidden = hidden_at(x, done);
+      if (x->compute != PG_F32) {
+        PG_LAUNCH(ctx, convert, x->compute, hidden, PG_F32, x->wide, rows * head->columns);
+        hidden = x->wide;
+      }
+      const double scale = i ? -from->config.logit_scale : to->config.logit_scale;
+      const int64_t d = head->columns;
+      PG_TRY(pg__product(ctx, scale, pg__plain(PG_F32, hidden, rows, d, d),
+                         pg__transpose(PG_F32, head->value->data, head->rows, d, d), i, PG_F32,
+                         b->logits, b->logits_ld));
+    }
+    PG_LAUNCH(ctx, row_range, b->logits, rows, to->config.vocab, b->logits_ld, b->losses + done);
+  }
+  PG_LAUNCH(ctx, download, range, b->losses, (size_t)count * sizeof *range);
+fail:
+  return status;
+}
+
 int pg_head_logits(const pg_model *model, pg_activations *a, int64_t position, float *logits) {
   pg_context *ctx = model->context;
   const pg_parameter *head = pg_model_head(model);

@@ -137,4 +137,8 @@ int pg__linear_backward(const pg_activations *a, const pg_parameter *w, const vo
 int pg__block_forward(const pg_model *model, pg_activations *a, int64_t layer, void *output);
 int pg__block_backward(const pg_model *model, pg_activations *a, int64_t layer);
 
+/* Ranges of z_to - z_from for the first `count` positions of the last forward of each, in fp32. */
+int pg__head_between(const pg_model *from, pg_activations *a, const pg_model *to, pg_activations *b,
+                     int64_t count, float *range);
+
 #endif

@@ -2,7 +2,7 @@
  *
  * The sequential validation stream comes in groups of micro * ranks sequences, of which rank r
  * reads the r-th micro; rank r contributes the first positions of what it reads, flattened. The
- * panel keeps the tokens of those positions alone, in the order of the ranks. */
+ * panel keeps the tokens of those positions and the next one of each, in the order of the ranks. */
 #include "panel.h"
 
 #include "files.h"
@@ -13,6 +13,7 @@
 void pg_panel_free(pg_panel *panel) {
   if (!panel) return;
   free(panel->ids);
+  free(panel->targets);
   free(panel->pieces);
   free(panel);
 }
@@ -60,8 +61,9 @@ static pg_panel *allocate(int64_t tokens, int64_t ranks, int64_t micro, int64_t 
   size_t pieces = (size_t)(tokens / time + pg__min(ranks, tokens));
   *p = (pg_panel){.tokens = tokens, .ranks = ranks, .micro = micro, .time = time};
   p->ids = malloc((size_t)tokens * sizeof *p->ids);
+  p->targets = malloc((size_t)tokens * sizeof *p->targets);
   p->pieces = malloc(pieces * sizeof *p->pieces);
-  if (p->ids && p->pieces) return p;
+  if (p->ids && p->targets && p->pieces) return p;
   pg_panel_free(p);
   return NULL;
 }
@@ -75,6 +77,7 @@ static int take(pg_panel *p, pg_loader *loader, int64_t need, int64_t *filled, i
     for (int64_t s = 0; s < p->micro && need > 0; s++) {
       int64_t length = pg__min(need, p->time);
       memcpy(p->ids + *filled, inputs + s * p->time, (size_t)length * sizeof *p->ids);
+      memcpy(p->targets + *filled, targets + s * p->time, (size_t)length * sizeof *p->targets);
       p->pieces[p->count++] = (pg_panel_piece){length, *filled};
       *filled += length;
       need -= length;

@@ -13,7 +13,8 @@ typedef struct pg_panel_piece {
 
 struct pg_panel {
   int64_t tokens, ranks, micro, time;
-  int32_t *ids; /* [tokens], input tokens of all pieces one after another */
+  int32_t *ids;     /* [tokens], input tokens of all pieces one after another */
+  int32_t *targets; /* [tokens], the token after each */
   pg_panel_piece *pieces;
   size_t count;
   char hash[17];

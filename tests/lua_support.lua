@@ -110,6 +110,28 @@ function support.perigee(words, cwd)
     table.concat(line, " ")))
 end
 
+-- perigee with these words in a terminal, typed to as `script` says (tests/host/pty.c); returns the
+-- exit code, what the terminal showed without its control sequences, and what went wrong.
+function support.terminal(script, words, cwd)
+  local folder = support.folder()
+  support.write(folder .. "/script", table.concat(script, "\n") .. "\n")
+  local line = { quote(support.build .. "/tests/host_pty"), quote(folder .. "/script"),
+    quote(support.program) }
+  for _, word in ipairs(words) do line[#line + 1] = quote(word) end
+  local code, out, err = support.shell(("cd %s && HOME=%s XDG_STATE_HOME= OMP_NUM_THREADS=1 %s")
+    :format(quote(cwd or support.root), quote(folder), table.concat(line, " ")))
+  return code, (out:gsub("\27%[[%d;?]*%a", ""):gsub("\r", "")), err, folder
+end
+
+-- A data folder with a tokenizer of 300 tokens, made from this repository's README.
+function support.text_data(folder)
+  folder = folder or (support.folder() .. "/text")
+  local code, _, err = support.perigee { "data", "prepare", "--text", support.root .. "/README.md",
+    "--out", folder, "--vocab-size", "300", "--val-fraction", "0.3" }
+  assert(code == 0, err)
+  return folder
+end
+
 -- One line on standard error that contains every one of `parts`; returns whether, and the text.
 function support.one_line(text, ...)
   local lines = select(2, text:gsub("\n", ""))

@@ -258,6 +258,6 @@ describe("the reference's examples", function()
       end
       assert.equal(0, code, block .. err)
     end
-    assert(counts.lua >= 8 and counts.sh == 2 and counts.c == 1)
+    assert(counts.lua >= 8 and counts.sh == 3 and counts.c == 1)
   end)
 end)

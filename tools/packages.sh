@@ -2,7 +2,9 @@
 
 # What building and running needs.
 PERIGEE_BUILD_PACKAGES="cmake ninja-build pkg-config gcc libc6-dev lua5.4 liblua5.4-dev libuv1-dev
-  libopenblas-openmp-dev libpcre2-dev libjansson-dev libssl-dev"
+  libopenblas-openmp-dev libpcre2-dev libjansson-dev libssl-dev libedit-dev"
+# Plots. Optional: without it plot{…} says so.
+PERIGEE_PLOT_PACKAGES="gnuplot-nox"
 # Runs of several ranks on CPUs. Optional: without them the build leaves that out.
 PERIGEE_MPI_PACKAGES="openmpi-bin libopenmpi-dev"
 # The King James Bible as text.

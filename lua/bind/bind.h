@@ -100,6 +100,10 @@ void pgl_set_boolean(lua_State *L, const char *key, bool value);
 
 /* ---- tensors (tensor.c) ----------------------------------------------------------------- */
 #define PGL_TENSOR "perigee.tensor"
+/* Fields of the registry and of the module: the methods of tensors, and those of parameters beside
+ * their fields. Lua modules may add some. */
+#define PGL_TENSOR_METHODS "perigee.tensor_methods"
+#define PGL_PARAMETER_METHODS "perigee.parameter_methods"
 typedef struct pgl_tensor {
   pg_tensor *tensor;
   pgl_object *context; /* used */
@@ -198,9 +202,21 @@ void pgl_open_geometry(lua_State *L);
 void pgl_open_metrics(lua_State *L);
 void pgl_open_files(lua_State *L);
 void pgl_open_signals(lua_State *L);
+void pgl_open_guard(lua_State *L);
+void pgl_open_socket(lua_State *L);
+void pgl_open_line(lua_State *L);
 void pgl_open_system(lua_State *L);
 /* A context is about to be freed: signals must not cancel it any more. */
 void pgl_signals_forget(pg_context *ctx);
+bool pgl_signals_pending(void);
+/* Contexts that a guarded call cancels when it is cut off (guard.c). */
+void pgl_guard_know(pg_context *ctx);
+void pgl_guard_forget(pg_context *ctx);
+void pgl_guard_signal(void);        /* in the signal handler */
+int pgl_guard_cut(void);            /* not 0: the guarded call in progress must end */
+void pgl_guard_check(lua_State *L); /* raise then */
+/* The descriptor of the socket at `arg`. */
+int pgl_socket_descriptor(lua_State *L, int arg);
 /* "avx512" for the kernels of this context. */
 const char *pgl_cpu_level(const pg_context *ctx);
 

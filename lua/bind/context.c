@@ -5,6 +5,7 @@
 
 static void release_context(pgl_object *o) {
   pgl_signals_forget(o->resource);
+  pgl_guard_forget(o->resource);
   pg_context_free(o->resource);
 }
 
@@ -35,6 +36,7 @@ static int context_new(lua_State *L) {
   int status = pg_context_new(&options, &ctx, message, sizeof message);
   if (status < 0) return pgl_fail_text(L, status, message);
   o->resource = ctx;
+  pgl_guard_know(ctx);
   return 1;
 }
 

@@ -1,5 +1,6 @@
 /* Diagnostics: the row diameter, panels, Hilbert RMS and validation, for a run or for a model. */
 #include "bind.h"
+#include "../../core/panel.h"
 #include <time.h>
 
 static void release_panel(pgl_object *o) {
@@ -38,6 +39,35 @@ static int panel_hash(lua_State *L) {
 
 static int panel_tokens(lua_State *L) {
   lua_pushinteger(L, pg_panel_tokens(pgl_check(L, 1, &pgl_panel_kind)->resource));
+  return 1;
+}
+
+/* panel:context(i [, n]) -> the up to n (default 16) ids of its sequence that end with position i,
+ * counted from 1, and the id after them. */
+static int panel_context(lua_State *L) {
+  const pg_panel *panel = pgl_check(L, 1, &pgl_panel_kind)->resource;
+  const int64_t i = pgl_integer(L, 2, "position", 1, panel->tokens) - 1;
+  const int64_t n = lua_isnoneornil(L, 3) ? 16 : pgl_integer(L, 3, "n", 1, INT64_MAX);
+  size_t piece = 0;
+  while (i >= panel->pieces[piece].first + panel->pieces[piece].length) piece++;
+  const int64_t first = pg__max(panel->pieces[piece].first, i + 1 - pg__min(n, i + 1));
+  lua_createtable(L, (int)pg__min(i + 1 - first, 1 << 26), 0);
+  for (int64_t k = first; k <= i; k++) {
+    lua_pushinteger(L, panel->ids[k]);
+    lua_rawseti(L, -2, k - first + 1);
+  }
+  lua_pushinteger(L, panel->targets[i]);
+  return 2;
+}
+
+/* panel:lengths() -> the number of positions of each of its sequences, in order */
+static int panel_lengths(lua_State *L) {
+  const pg_panel *panel = pgl_check(L, 1, &pgl_panel_kind)->resource;
+  lua_newtable(L);
+  for (size_t k = 0; k < panel->count; k++) {
+    lua_pushinteger(L, panel->pieces[k].length);
+    lua_rawseti(L, -2, (lua_Integer)k + 1);
+  }
   return 1;
 }
 
@@ -92,6 +122,14 @@ int pgl_run_panel(lua_State *L) {
 
 /* ---- Hilbert RMS
  * --------------------------------------------------------------------------------- */
+static void push_numbers(lua_State *L, const float *values, int64_t count) {
+  lua_createtable(L, (int)pg__min(count, 1 << 26), 0);
+  for (int64_t i = 0; i < count; i++) {
+    lua_pushnumber(L, values[i]);
+    lua_rawseti(L, -2, i + 1);
+  }
+}
+
 /* Evaluate and push rms and, when asked for, the list of ranges. */
 static int push_hilbert(lua_State *L, const pg_model *model, pg_activations *a,
                         const pg_panel *panel, const pg_tensor *matrix, pg_comm *comm,
@@ -99,14 +137,9 @@ static int push_hilbert(lua_State *L, const pg_model *model, pg_activations *a,
   double rms = 0;
   int status = pg_hilbert_shared(model, a, panel, matrix, comm, &rms, ranges);
   if (status < 0) return pgl_fail(L, pg_model_context(model), status);
-  const int64_t tokens = pg_panel_tokens(panel);
   lua_pushnumber(L, rms);
   if (!ranges) return 1;
-  lua_createtable(L, (int)pg__min(tokens, 1 << 26), 0);
-  for (int64_t i = 0; i < tokens; i++) {
-    lua_pushnumber(L, ranges[i]);
-    lua_rawseti(L, -2, i + 1);
-  }
+  push_numbers(L, ranges, pg_panel_tokens(panel));
   return 2;
 }
 
@@ -163,6 +196,52 @@ static int hilbert(lua_State *L) {
       push_hilbert(L, model, a, panel, pgl_check_tensor(L, 3)->tensor, pg_comm_self(), ranges);
   pgl_disown(box);
   return results;
+}
+
+/* ---- two models
+ * ------------------------------------------------------------------------------------ */
+/* core.panel_losses(model, panel) -> list of the cross entropies of each position's next token */
+static int panel_losses(lua_State *L) {
+  lua_settop(L, 2);
+  pgl_object *o = pgl_check(L, 1, &pgl_model_kind);
+  const pg_model *model = ((pgl_model *)o->resource)->model;
+  const int64_t tokens = pg_panel_tokens(pgl_check(L, 2, &pgl_panel_kind)->resource);
+  float *losses = lua_newuserdatauv(L, sizeof(float) * (size_t)tokens, 0);
+  pg_activations *a = NULL;
+  void **box;
+  int status = evaluation(L, model, 4, &a, &box);
+  pgl_check_open(L, o, "model");
+  const pg_panel *panel = pgl_check(L, 2, &pgl_panel_kind)->resource;
+  if (status == 0) status = pg_panel_losses(model, a, panel, losses);
+  if (status < 0) return pgl_fail(L, pg_model_context(model), status);
+  pgl_disown(box);
+  push_numbers(L, losses, tokens);
+  return 1;
+}
+
+/* core.hilbert_between(from, to, panel) -> rms, list of the distances */
+static int hilbert_between(lua_State *L) {
+  lua_settop(L, 3);
+  const int64_t tokens = pg_panel_tokens(pgl_check(L, 3, &pgl_panel_kind)->resource);
+  float *ranges = lua_newuserdatauv(L, sizeof(float) * (size_t)tokens, 0);
+  const pg_model *models[2];
+  pg_activations *a[2] = {NULL, NULL};
+  void **boxes[2];
+  double rms = 0;
+  int status = 0;
+  for (int i = 0; i < 2 && status == 0; i++) {
+    models[i] = ((pgl_model *)pgl_check(L, i + 1, &pgl_model_kind)->resource)->model;
+    status = evaluation(L, models[i], 4, &a[i], &boxes[i]);
+    if (status < 0) return pgl_fail(L, pg_model_context(models[i]), status);
+  }
+  for (int i = 0; i < 2; i++) pgl_check(L, i + 1, &pgl_model_kind); /* making boxes may collect */
+  const pg_panel *panel = pgl_check(L, 3, &pgl_panel_kind)->resource;
+  status = pg_hilbert_between(models[0], a[0], models[1], a[1], panel, &rms, ranges);
+  if (status < 0) return pgl_fail(L, pg_model_context(models[1]), status);
+  for (int i = 0; i < 2; i++) pgl_disown(boxes[i]);
+  lua_pushnumber(L, rms);
+  push_numbers(L, ranges, tokens);
+  return 2;
 }
 
 /* ---- validation
@@ -241,10 +320,16 @@ static int model_validate(lua_State *L) {
   return results;
 }
 
-static const luaL_Reg methods[] = {{"hash", panel_hash}, {"tokens", panel_tokens}, {NULL, NULL}};
+static const luaL_Reg methods[] = {{"hash", panel_hash},
+                                   {"tokens", panel_tokens},
+                                   {"context", panel_context},
+                                   {"lengths", panel_lengths},
+                                   {NULL, NULL}};
 static const luaL_Reg functions[] = {{"diameter", diameter},
                                      {"panel", panel_new},
                                      {"hilbert", hilbert},
+                                     {"panel_losses", panel_losses},
+                                     {"hilbert_between", hilbert_between},
                                      {"model_validate", model_validate},
                                      {NULL, NULL}};
 

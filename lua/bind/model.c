@@ -172,6 +172,8 @@ static int parameter_index(lua_State *L) {
   case 9: return pgl_push_view(L, q->increment, pgl_root(p->model), m->run);
   case 10: push_slots(L, p); break;
   default:
+    lua_getfield(L, LUA_REGISTRYINDEX, PGL_PARAMETER_METHODS);
+    if (lua_getfield(L, -1, key) != LUA_TNIL) return 1;
     return luaL_error(L,
                       "a parameter has no field '%s'; the fields are name, role, layer, rows, "
                       "columns, updates, optimizer, value, gradient, increment, slots",
@@ -372,4 +374,8 @@ void pgl_open_model(lua_State *L) {
   luaL_setfuncs(L, parameter_meta, 0);
   lua_pop(L, 1);
   luaL_setfuncs(L, functions, 0);
+  lua_newtable(L);
+  lua_pushvalue(L, -1);
+  lua_setfield(L, LUA_REGISTRYINDEX, PGL_PARAMETER_METHODS);
+  lua_setfield(L, -2, "parameter_methods");
 }

@@ -16,6 +16,11 @@ static void handle(int number) {
   if (!pending) pending = number;
   count++;
   if (ctx) pg_context_cancel(ctx);
+  pgl_guard_signal();
+}
+
+bool pgl_signals_pending(void) {
+  return pending != 0;
 }
 
 /* install(): without SA_RESTART, so that a read from the terminal returns. Data is read by the

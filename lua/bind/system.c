@@ -33,21 +33,33 @@ static int system_sleep(lua_State *L) {
   double seconds = pgl_number(L, 1, "seconds");
   if (!(seconds >= 0 && seconds <= 1e6))
     return luaL_error(L, "sleep: 0 to 1e6 seconds expected, got %f", seconds);
-  struct timespec t = {.tv_sec = (time_t)seconds};
-  t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
-  nanosleep(&t, NULL); /* a signal ends it early, which is wanted */
+  /* A signal ends it early, which is wanted; so does the end of a guarded call. */
+  while (seconds > 0 && !pgl_guard_cut()) {
+    const double slice = seconds < 0.05 ? seconds : 0.05;
+    struct timespec t = {.tv_nsec = (long)(slice * 1e9)};
+    if (nanosleep(&t, NULL) != 0) break;
+    seconds -= slice;
+  }
+  pgl_guard_check(L);
   return 0;
 }
 
-/* core.terminal() -> { tty, columns } of standard error */
+/* core.terminal() -> { tty, columns, rows } of standard error; input, output: whether those are
+ * terminals too */
 static int system_terminal(lua_State *L) {
   struct winsize size = {0};
   const bool tty = isatty(STDERR_FILENO);
-  int columns = 80;
-  if (tty && ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) columns = size.ws_col;
-  lua_createtable(L, 0, 2);
+  int columns = 80, rows = 24;
+  if (tty && ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+    columns = size.ws_col;
+    rows = size.ws_row;
+  }
+  lua_createtable(L, 0, 5);
   pgl_set_boolean(L, "tty", tty);
+  pgl_set_boolean(L, "input", isatty(STDIN_FILENO));
+  pgl_set_boolean(L, "output", isatty(STDOUT_FILENO));
   pgl_set_integer(L, "columns", columns);
+  pgl_set_integer(L, "rows", rows);
   return 1;
 }
 

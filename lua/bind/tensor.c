@@ -298,4 +298,6 @@ void pgl_open_tensor(lua_State *L) {
   pgl_tensor_methods(L);
   lua_pop(L, 1);
   luaL_setfuncs(L, functions, 0);
+  lua_getfield(L, LUA_REGISTRYINDEX, PGL_TENSOR_METHODS);
+  lua_setfield(L, -2, "tensor_methods");
 }

@@ -8,8 +8,15 @@ static pg_tensor *check(lua_State *L) {
   return pgl_check_tensor(L, 1)->tensor;
 }
 
+/* A token object, { id, text, row }, stands for its row. */
+static void resolve_token(lua_State *L, int arg) {
+  if (lua_type(L, arg) != LUA_TTABLE || !pgl_raw(L, arg, "row")) return;
+  lua_replace(L, arg);
+}
+
 /* The index at `arg` into `size` elements, from 0. */
 static int64_t check_index(lua_State *L, int arg, const char *name, int64_t size) {
+  resolve_token(L, arg);
   int64_t given = pgl_integer(L, arg, name, INT64_MIN, INT64_MAX), i = given;
   if (i < 0 && i >= -size) i += size + 1;
   if (i < 1 || i > size)
@@ -214,6 +221,7 @@ static int tensor_to_table(lua_State *L) {
 /* ---- t[i], t.method, t[i] = x -----------------------------------------------------------------
  */
 static int tensor_index(lua_State *L) {
+  resolve_token(L, 2);
   if (lua_type(L, 2) != LUA_TNUMBER) {
     lua_pushvalue(L, 2);
     lua_rawget(L, lua_upvalueindex(1));
@@ -227,6 +235,7 @@ static int tensor_index(lua_State *L) {
 /* t[i] = number for a vector; t[i] = number or tensor for the row of a matrix. */
 static int tensor_newindex(lua_State *L) {
   pg_tensor *t = check(L);
+  resolve_token(L, 2);
   if (lua_type(L, 2) != LUA_TNUMBER)
     return luaL_error(L, "a tensor has no field %s that could be set", pgl_describe(L, 2));
   if (t->ndim == 1) {
@@ -264,6 +273,8 @@ static const luaL_Reg methods[] = {{"shape", tensor_shape},
 
 void pgl_tensor_access(lua_State *L) {
   luaL_setfuncs(L, methods, 0);
+  lua_pushvalue(L, -1);
+  lua_setfield(L, LUA_REGISTRYINDEX, PGL_TENSOR_METHODS);
   lua_pushcclosure(L, tensor_index, 1);
   lua_setfield(L, -2, "__index");
   lua_pushcfunction(L, tensor_length);

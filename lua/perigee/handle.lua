@@ -61,6 +61,10 @@ function methods.close(handle) inner(handle):close() end
 -- saved when the update is complete, after its metrics line.
 function methods.checkpoint(handle)
   local run = open_run(handle)
+  if run.in_memory then
+    errors.misuse("the run is in memory, its directory is left alone: save(\"FOLDER\") writes a "
+      .. "checkpoint elsewhere")
+  end
   if run.status ~= "running" or run.line_written then return run:save_checkpoint() end
   run.save_requested = true
   return checkpoints.path(run.out, run.update)
@@ -145,7 +149,7 @@ function methods.save(handle, name, tensor)
   if type(tensor) ~= "userdata" then check.fail(nil, "run:save tensor", tensor, "a tensor") end
   local path = ("%s/%s"):format(run.out, name)
   if not path:match("%.safetensors$") then path = path .. ".safetensors" end
-  if run.rank ~= 0 then return path end
+  if run.rank ~= 0 or run.in_memory then return path end
   local folder = path:match("^(.*)/")
   errors.try(core.fs.make(folder))
   errors.try(core.save_tensors(run.ctx, path, { { "tensor", tensor } },

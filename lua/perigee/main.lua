@@ -14,6 +14,7 @@ local commands = {
   { "eval", "validation loss and Hilbert RMS of checkpoints" },
   { "generate", "write text with a trained model" },
   { "data", "prepare or check training data" },
+  { "repl", "a Lua prompt on runs and checkpoints" },
   { "run", "run a Lua script with the module at hand" },
   { "bench", "how fast this machine trains" },
   { "doctor", "what this machine and this build can do" },

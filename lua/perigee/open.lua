@@ -108,6 +108,11 @@ end
 
 local function open_context(run)
   local spec, options = run.spec, run.options
+  if options.context then -- a run in memory shares that of the prompt
+    run.launch, run.ctx, run.borrowed = errors.try(core.launch()), options.context, true
+    run.comm = errors.try(core.comm(run.ctx, {}))
+    return
+  end
   local wanted = options.device or spec.device
   local device, index = check.device(nil, "device", wanted)
   local threads = options.threads or spec.threads

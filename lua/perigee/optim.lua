@@ -265,6 +265,7 @@ end
 
 -- pg.optim: constructors by name.
 optim.public = setmetatable({ define = optim.define, help = optim.help }, {
+  __names = optim.names, -- for completion
   __index = function(t, name)
     load_descriptors()
     local descriptor = descriptors[name]

@@ -77,7 +77,7 @@ function record.write(run)
   end
   if #entries == said then return end
   local ordered = tracker.ordered(entries)
-  if run.rank == 0 then errors.try(run.metrics:write(ordered)) end
+  if run.metrics then errors.try(run.metrics:write(ordered)) end
   -- What a later resume must be able to add to, when hooks are still pending.
   run.written = #run.pending > 0 and run.entries or nil
   local values = {}
@@ -109,7 +109,7 @@ end
 
 -- summary.json: final values only when the run ended as planned.
 function record.summary(run, exit_code)
-  if run.rank ~= 0 then return end
+  if run.rank ~= 0 or run.in_memory then return end
   local list = {
     { "exit_code", exit_code }, { "status", run.status }, { "reason", run.reason },
     { "update", run.update }, { "tokens", run.tokens }, { "updates", run.last },

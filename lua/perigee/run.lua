@@ -71,7 +71,7 @@ local function write_field(handle, key, value)
 end
 
 local handle_meta = {
-  __name = "a run", __index = read_field, __newindex = write_field,
+  __name = "a run", __names = known_names, __index = read_field, __newindex = write_field,
   __close = function(handle, e)
     if e ~= nil then runs.inner(handle):fail(e) end
     methods.close(handle)
@@ -311,7 +311,9 @@ function Run:finish_update()
   self.line_written = true
   self:agree()
   record.write(self)
-  if self:checkpoint_due() and #self.pending == 0 then self:save_checkpoint() end
+  if self:checkpoint_due() and #self.pending == 0 and not self.in_memory then
+    self:save_checkpoint()
+  end
 end
 
 -- One update and its hooks; false when a signal ended it before anything was applied.
@@ -410,7 +412,7 @@ function Run:ending()
 end
 
 function Run:conclude(status, reason)
-  if self.saved_update ~= self.update then self:save_checkpoint() end
+  if self.saved_update ~= self.update and not self.in_memory then self:save_checkpoint() end
   self.status, self.reason = status, reason
   record.summary(self, status == "stopped" and 75 or 0)
   errors.try(self.comm:leave())
@@ -441,6 +443,7 @@ function Run:fail(e)
   if self.status ~= "running" then return end
   self.status, self.reason = "failed", errors.text(e)
   self.busy = false
+  if self.in_memory then return end
   -- What was trained is saved when it is whole: the core refuses an update that failed halfway
   -- (ESTATE) and weights that are not finite, and those the last checkpoint stands for.
   if self.world == 1 and self.update > 0 and self.saved_update ~= self.update then
@@ -463,7 +466,7 @@ function Run:release()
   if self.random then random.release(self.random) end
   for _, panel in ipairs(self.panels or {}) do panel:close() end
   for _, name in ipairs { "tokenizer", "metrics", "core", "model", "comm", "ctx" } do
-    if self[name] then self[name]:close() end
+    if self[name] and not (name == "ctx" and self.borrowed) then self[name]:close() end
   end
   self.parameters, self.by_name, self.head, self.embedding = nil, nil, nil, nil
 end

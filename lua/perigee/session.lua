@@ -251,6 +251,26 @@ local function take_lock(path)
   return errors.try(core.fs.lock(path))
 end
 
+-- Everything of a run directory but its state. Returns whether the recipe has changed.
+local function reopen(run, path, place, options)
+  refuse_script(path, place, options)
+  local settings = { set = given_params(place, options.set) }
+  local archive = sources.from_directory(path, place.files)
+  local from = options.recipe or (path .. "/recipe.lua")
+  if recipe.is(from) then settings = {} end
+  local rec = take_recipe(run, from, settings, archive)
+  if options.recipe == nil then run.reading.origin = place.paths.recipe end
+  local changed = compare_recipe(run, place, options)
+  options.data_path = options.data_path or data_path(rec, place)
+  -- What "auto" was resolved to, or the command line asked for, unless a new recipe says.
+  if not (changed and rec:spec().compute ~= "auto") then
+    options.compute = options.compute or place.compute
+  end
+  if not changed then options.recompute = options.recompute or place.recompute end
+  open.prepare(run, rec, options)
+  return changed
+end
+
 -- Continue the run in `path`. options: also recipe (another file), allow_changed_recipe, micro.
 function session.resume(path, options)
   path = #path > 1 and path:gsub("/+$", "") or path
@@ -259,21 +279,7 @@ function session.resume(path, options)
     run.out = path
     local place = describe_directory(path)
     run.lock = take_lock(path)
-    refuse_script(path, place, options)
-    local settings = { set = given_params(place, options.set) }
-    local archive = sources.from_directory(path, place.files)
-    local from = options.recipe or (path .. "/recipe.lua")
-    if recipe.is(from) then settings = {} end
-    local rec = take_recipe(run, from, settings, archive)
-    if options.recipe == nil then run.reading.origin = place.paths.recipe end
-    local changed = compare_recipe(run, place, options)
-    options.data_path = data_path(rec, place)
-    -- What "auto" was resolved to, or the command line asked for, unless a new recipe says.
-    if not (changed and rec:spec().compute ~= "auto") then
-      options.compute = options.compute or place.compute
-    end
-    if not changed then options.recompute = options.recompute or place.recompute end
-    open.prepare(run, rec, options)
+    local changed = reopen(run, path, place, options)
     local found, update = find_checkpoint(run, path)
     local host = found and checkpoints.host_state(found)
     continue_from(run, found, host, options)
@@ -314,6 +320,35 @@ function session.resume(path, options)
     run.console:print(found and ("resuming %s at update %d from %s"):format(path, update, found)
       or ("run directory: " .. path))
     note_original(run, place)
+    run:start()
+  end)
+end
+
+-- The run of a directory as its checkpoint `found` left it, in memory: nothing is written, and
+-- whoever trains there is not disturbed. options: context (that the caller keeps), quiet, compute,
+-- data_path.
+function session.in_memory(path, found, options)
+  options.directory = path
+  return building(function(run)
+    run.out, run.in_memory = path, true
+    local place = describe_directory(path)
+    reopen(run, path, place, options)
+    continue_from(run, found, checkpoints.host_state(found), options)
+    run.last_checkpoint = found
+    open.prepare_hooks(run)
+    attach_console(run)
+    -- The lines of its updates, for plots.
+    local lines = {}
+    run.lines = lines
+    run.metrics = {
+      write = function(_, line)
+        local values = {}
+        for _, entry in ipairs(line) do values[entry[1]] = entry[2] end
+        lines[#lines + 1] = values
+        return true
+      end,
+      close = function() end,
+    }
     run:start()
   end)
 end

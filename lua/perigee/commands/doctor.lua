@@ -63,6 +63,10 @@ return function(words)
   line("threads", ctx:threads())
   line("openblas", host.openblas or "?")
   line("openblas mode", host.openblas_parallel or "?")
+  local gnuplot = io.popen("gnuplot --version 2>/dev/null")
+  local plots = gnuplot and gnuplot:read("l")
+  if gnuplot then gnuplot:close() end
+  line("plots", plots or "none: install gnuplot-nox")
   line("limits", table.concat(limits(), ", "))
   line("free here", ("%.1f GiB"):format((core.fs.free(".") or 0) / 2 ^ 30))
   for _, name in ipairs { "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY",

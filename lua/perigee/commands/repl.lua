@@ -1,0 +1,57 @@
+-- perigee repl [DIR|CHECKPOINT]…
+local cli = require "perigee.cli"
+local check = require "perigee.check"
+local console = require "perigee.repl.console"
+local core = require "perigee.core"
+local errors = require "perigee.errors"
+
+local command = {
+  name = "repl", usage = "repl [DIR|CHECKPOINT]… [-e CODE]… [--json]",
+  description = "A Lua prompt with `pg` at hand and what is opened: run, model, head, inc (the "
+    .. "head's last increment), parameters, tok. Nothing is written to what is opened. Ctrl-C ends "
+    .. "a calculation, Ctrl-D the prompt; help() is a start. Without a terminal it reads lines.",
+  positional = { 0, math.huge },
+  options = {
+    { name = "e", value = "CODE", many = true,
+      help = "run this and leave: exit code 0, or 1 after an error; -e CODE too" },
+    { name = "json", help = "each result as one JSON line; what the code prints goes to standard "
+      .. "error" },
+    { name = "data", value = "DIR", help = "data folder, when the recorded one has moved" },
+    cli.device_option, cli.compute_option,
+    { name = "threads", value = "N", kind = "integer", min = 1, help = "compute threads" },
+  },
+}
+
+return function(words)
+  local all = {}
+  for i, word in ipairs(words) do all[i] = word == "-e" and "--e" or word end
+  local options, positional = cli.parse(command, all)
+  if options.help then
+    io.stdout:write(cli.help(command))
+    return 0
+  end
+  if core.launch().world > 1 then
+    errors.usage("repl: one process is expected, this is one of %d ranks", core.launch().world)
+  end
+  local view = require "perigee.repl.view"
+  local workspace = require "perigee.repl.workspace"
+  local device, index = check.device(nil, "--device", options.device or "auto")
+  local ctx = errors.try(core.context { device = device, device_index = index,
+    threads = options.threads })
+  local stream = options.json and io.stderr or io.stdout
+  local host = workspace.new { ctx = ctx, data = options.data, compute = options.compute,
+    out = function(text) stream:write(text) end }
+  for _, path in ipairs(positional) do
+    host:add(view.open(ctx, path, { data = options.data, compute = options.compute }))
+  end
+  function host:banner()
+    local lines = { ("perigee %s on %s; help() is a start, Ctrl-D leaves"):format(core.version,
+      ctx:device()) }
+    for i, opened in ipairs(self.views) do
+      local name = #self.views > 1 and string.char(96 + i) .. ": " or ""
+      lines[#lines + 1] = name .. tostring(opened)
+    end
+    return table.concat(lines, "\n") .. "\n"
+  end
+  return console.talk(host, { code = options.e, json = options.json })
+end

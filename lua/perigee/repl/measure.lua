@@ -1,0 +1,194 @@
+-- Measurements at the prompt: diameter and neighbours of rows, Hilbert ranges over a panel. All are
+-- pure. Results are tables with a text.
+local core = require "perigee.core"
+local check = require "perigee.check"
+local errors = require "perigee.errors"
+local keys = require "perigee.keys"
+local report = require "perigee.repl.report"
+local runs = require "perigee.run"
+local show = require "perigee.repl.print"
+local view = require "perigee.repl.view"
+
+local measure = {}
+local methods = view.methods
+local number = report.number
+
+-- The first opened one whose vocabulary a matrix has as rows: set by the workspace.
+local views_of_prompt = function() return {} end
+function measure.set_views(f) views_of_prompt = f end
+
+local function tokens_for(rows)
+  for _, v in ipairs(views_of_prompt()) do
+    if v.config.vocab == rows then return view.tokens(v) end
+  end
+end
+
+-- A tensor, or the value of a parameter.
+local function matrix_of(what, label)
+  if show.is_tensor(what) then return what end
+  if type(what) == "userdata" then return what.value end
+  check.fail(nil, label, what, "a tensor or a parameter")
+end
+
+-- ---- rows ----------------------------------------------------------------------------------
+
+local function render_diameter(d)
+  if not d.rows then return "diameter 0: all rows are alike" end
+  local pair = ("rows %d and %d"):format(d.rows[1], d.rows[2])
+  if d.tokens then
+    local texts = {}
+    for i, token in ipairs(d.tokens) do
+      texts[i] = token.text and show.quoted(token.text) or ("token %d"):format(token.id)
+    end
+    pair = ("%s and %s (%s)"):format(texts[1], texts[2], pair)
+  end
+  return ("diameter %s between %s, in %.3g s"):format(number(d.value), pair, d.seconds)
+end
+
+-- t:diameter() -> { value, rows, tokens, text, multiply_adds, seconds }
+function core.tensor_methods.diameter(t)
+  local found = errors.try(core.diameter(matrix_of(t, "diameter")))
+  local all = tokens_for(t:shape()[1])
+  if all and found.rows then
+    local a, b = all:by_row(found.rows[1]), all:by_row(found.rows[2])
+    found.tokens, found.text = { a, b }, { a.text, b.text }
+  end
+  return report.new(found, render_diameter)
+end
+
+local function render_neighbours(result)
+  local rows = { { "row", "distance", "cosine", "token" } }
+  for i, entry in ipairs(result) do
+    local token = entry.token
+    rows[i + 1] = { tostring(entry.row), number(entry.distance), number(entry.cosine),
+      token and token.text and show.quoted(token.text) or token and tostring(token.id) or "" }
+  end
+  return report.columns(rows, { [4] = true })
+end
+
+-- t:neighbours(row or token, k): the k rows nearest to that one (Euclidean distance), with cosines.
+function core.tensor_methods.neighbours(t, at, k)
+  local w = matrix_of(t, "neighbours")
+  local rows = w:shape()[1]
+  k = check.integer(nil, "neighbours k", k == nil and 8 or k, 1, math.max(1, rows - 1))
+  local row = type(at) == "table" and at.row or at
+  check.integer(nil, "neighbours row", row, 1, rows)
+  local from = w:row(row)
+  local distances = (w - from):row_norms():to_table()
+  local norms = w:row_norms()
+  local cosines = w:matmul(from):div_(norms):div_(math.max(from:norm(), 1e-37)):to_table()
+  local order = {}
+  for i = 1, rows do
+    if i ~= row then order[#order + 1] = i end
+  end
+  table.sort(order, function(a, b)
+    if distances[a] ~= distances[b] then return distances[a] < distances[b] end
+    return a < b
+  end)
+  local all = tokens_for(rows)
+  local result = {}
+  for i = 1, math.min(k, #order) do
+    local r = order[i]
+    result[i] = { row = r, token = all and all:by_row(r), distance = distances[r],
+      cosine = cosines[r] }
+  end
+  return report.new(result, render_neighbours)
+end
+
+core.parameter_methods.neighbours = core.tensor_methods.neighbours
+function core.parameter_methods.diameter(p) return core.tensor_methods.diameter(p.value) end
+
+-- ---- panels --------------------------------------------------------------------------------
+
+-- panel(n) or panel{ tokens, ranks, micro }: validation positions, of the first opened one.
+function methods:panel(options)
+  if options == nil then options = {} end
+  if type(options) == "number" then options = { tokens = options } end
+  check.table(nil, "panel", options, "a number of tokens or { tokens, ranks, micro }")
+  keys.check(options, { "tokens", "ranks", "micro" }, "panel")
+  local source, context = view.source(self), self.config.context
+  local tokens = options.tokens
+  if tokens == nil then
+    local groups = source:validation_groups(self._ctx, context, 1)
+    tokens = math.min(2048, groups * context)
+  end
+  check.integer(nil, "panel tokens", tokens, 1)
+  return errors.try(core.panel(self._ctx, { data = source.path, val = source.val, time = context,
+    vocab = self.config.vocab, tokens = tokens, ranks = options.ranks, micro = options.micro }))
+end
+
+-- The panel of a call: given, of so many tokens, or the default one, which is kept.
+function measure.panel(self, given)
+  if type(given) == "userdata" then return given end
+  if given ~= nil then return self:panel(given) end
+  if not self._panel then self._panel = self:panel() end
+  return self._panel
+end
+
+measure.quantiles = { 0.5, 0.9, 0.99, 1 }
+
+-- Mean, quantiles and the positions with the largest values of a list.
+function measure.distribution(values, worst)
+  local sorted, sum = table.move(values, 1, #values, 1, {}), 0
+  for _, x in ipairs(values) do sum = sum + x end
+  table.sort(sorted)
+  local order = {}
+  for i = 1, #values do order[i] = i end
+  table.sort(order, function(a, b)
+    if values[a] ~= values[b] then return values[a] > values[b] end
+    return a < b
+  end)
+  return { mean = sum / #values, median = report.quantile(sorted, 0.5),
+    p90 = report.quantile(sorted, 0.9), p99 = report.quantile(sorted, 0.99),
+    max = sorted[#sorted], worst = table.move(order, 1, math.min(worst, #order), 1, {}) }
+end
+
+-- The text that ends with a panel position.
+function measure.context(self, panel, position)
+  return view.tokens(self):decode(panel:context(position, 24))
+end
+
+local function render_hilbert(h)
+  local lines = { ("Hilbert RMS %s over %d positions (panel %s)"):format(number(h.rms), h.tokens,
+    h.panel),
+    ("  mean %s  median %s  90%% %s  99%% %s  max %s"):format(number(h.mean), number(h.median),
+      number(h.p90), number(h.p99), number(h.max)) }
+  for _, entry in ipairs(h.worst) do
+    lines[#lines + 1] = ("  %-10s after %s"):format(number(entry.range), show.quoted(entry.text))
+  end
+  return table.concat(lines, "\n")
+end
+
+-- hilbert{ matrix, panel, tokens, worst }: how far a matrix (the last increment of the head) moves
+-- the distribution at each position of a panel, in Hilbert's distance.
+function methods:hilbert(options)
+  if options == nil then options = {} end
+  if type(options) == "number" then options = { tokens = options } end
+  if type(options) == "userdata" then options = { matrix = options } end
+  check.table(nil, "hilbert", options, "{ matrix, panel, tokens, worst }")
+  keys.check(options, { "matrix", "panel", "tokens", "worst" }, "hilbert")
+  local matrix = options.matrix or self.inc
+  if matrix == nil then
+    errors.misuse("hilbert: there is no increment of the head yet: give matrix = …")
+  end
+  matrix = matrix_of(matrix, "hilbert matrix")
+  local panel = measure.panel(self, options.panel or options.tokens)
+  local worst = check.integer(nil, "hilbert worst", options.worst or 3, 0)
+  local rms, ranges
+  if self._run then
+    rms, ranges = errors.try(self._run.core:hilbert(panel, matrix, true))
+  else
+    rms, ranges = errors.try(core.hilbert(self.model, panel, matrix, true))
+  end
+  local result = measure.distribution(ranges, worst)
+  result.rms, result.tokens, result.panel = rms, panel:tokens(), panel:hash()
+  for i, position in ipairs(result.worst) do
+    result.worst[i] = { position = position, range = ranges[position],
+      text = measure.context(self, panel, position) }
+  end
+  return report.new(result, render_hilbert)
+end
+
+measure.matrix_of, measure.runs = matrix_of, runs
+
+return measure

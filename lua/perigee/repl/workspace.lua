@@ -1,0 +1,147 @@
+-- What a prompt works in: the names it knows, what is opened, and how a line is run. The same for a
+-- terminal of its own and for a client of a live run.
+local core = require "perigee.core"
+local check = require "perigee.check"
+local complete = require "perigee.repl.complete"
+local errors = require "perigee.errors"
+local evaluate = require "perigee.repl.evaluate"
+local help = require "perigee.repl.help"
+local measure = require "perigee.repl.measure"
+local show = require "perigee.repl.print"
+local view = require "perigee.repl.view"
+
+local workspace = {}
+
+local Workspace = {}
+Workspace.__index = Workspace
+
+-- Fields of the first opened one that are names of the prompt.
+local shared = { run = true, model = true, head = true, inc = true, parameters = true, tok = true,
+  embedding = true }
+
+local current -- the workspace that runs a line: methods of tensors ask it for tokens
+measure.set_views(function() return current and current.views or {} end)
+
+-- print, and io.write, into `out`.
+local function output(self, env)
+  function env.print(...)
+    local texts = table.pack(...)
+    for i = 1, texts.n do texts[i] = tostring(texts[i]) end
+    self.out(table.concat(texts, "\t") .. "\n")
+  end
+  env.io = setmetatable({
+    write = function(...)
+      for i = 1, select("#", ...) do self.out(tostring((select(i, ...)))) end
+      return io.stdout
+    end,
+  }, { __index = io })
+end
+
+local function first_view(self, what)
+  if not self.views[1] then
+    errors.misuse('%s: nothing is opened: open("DIR") takes a run directory or a checkpoint', what)
+  end
+  return self.views[1]
+end
+
+local function names_of(self)
+  local names = {}
+  for name in pairs(shared) do if self.views[1] then names[#names + 1] = name end end
+  for name in pairs(view.methods) do if name ~= "describe" then names[#names + 1] = name end end
+  return names
+end
+
+local function make_env(self)
+  local env = {}
+  output(self, env)
+  env.pg = require "perigee"
+  env.runs = self.views
+  env.help = function(...) return help.show(self, ...) end
+  env.open = function(path)
+    local opened = view.open(self.ctx, check.string(nil, "open path", path), self.options)
+    self:add(opened)
+    return opened
+  end
+  for name, f in pairs(self.functions or {}) do env[name] = f end
+  return setmetatable(env, {
+    __name = "the prompt",
+    __index = function(_, name)
+      if shared[name] then return self.views[1] and self.views[1][name] end
+      local method = view.methods[name]
+      if method and name ~= "describe" then
+        return function(...)
+          -- Also as a method of an opened one: a:hilbert{} is hilbert{} of a.
+          if view.is((...)) then return method(...) end
+          return method(first_view(self, name), ...)
+        end
+      end
+      return _G[name]
+    end,
+    __names = function() return names_of(self) end,
+  })
+end
+
+-- options: ctx, out = function(text), data, compute; functions: more names of the prompt.
+function workspace.new(options)
+  local self = setmetatable({ ctx = options.ctx, out = options.out, views = {},
+    options = { data = options.data, compute = options.compute },
+    functions = options.functions }, Workspace)
+  self.env = make_env(self)
+  return self
+end
+
+-- One more opened: runs[i], and with several of them also a, b, c, …
+function Workspace:add(opened)
+  local views = self.views
+  views[#views + 1] = opened
+  if #views > 26 then return opened end
+  for i = #views == 2 and 1 or #views, #views > 1 and #views or 0 do
+    local letter = string.char(96 + i)
+    if rawget(self.env, letter) == nil then self.env[letter] = views[i] end
+  end
+  return opened
+end
+
+-- "incomplete" | an outcome of evaluate.call, or nil when there is nothing to run.
+function Workspace:run(text, limits)
+  local chunk, problem = evaluate.compile(text, self.env)
+  if not chunk and problem == "incomplete" then return "incomplete" end
+  if not chunk then return { ok = false, error = problem } end
+  local before = current
+  current = self
+  local outcome = evaluate.call(chunk, limits)
+  current = before
+  return outcome
+end
+
+-- The text of an outcome for a person; "" when there is none.
+function workspace.text(outcome)
+  if outcome.ok then
+    return outcome.values.n > 0 and show.values(outcome.values) .. "\n" or ""
+  end
+  return outcome.error .. "\n" .. (outcome.trace and outcome.trace .. "\n" or "")
+end
+
+-- As text: showing a value may run its __tostring, which must not hang or draw the prompt down.
+function Workspace:shown(outcome, limits)
+  local before = current
+  current = self
+  local ok, text = core.guard(limits or {}, workspace.text, outcome)
+  current = before
+  return ok and text or ("the result cannot be shown: " .. errors.text(text) .. "\n")
+end
+
+function Workspace:complete(line)
+  local before = current
+  current = self
+  local ok, insert, list = pcall(complete.line, self, line)
+  current = before
+  if not ok then return nil, nil end
+  return insert, list
+end
+
+function Workspace:token_texts()
+  return self.views[1] and view.tokens(self.views[1]):texts() or {}
+end
+
+return workspace

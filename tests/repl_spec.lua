@@ -1,0 +1,280 @@
+-- perigee repl: in a terminal, through a pipe, and for one line of code.
+local support = require "lua_support"
+local terminal = support.terminal
+local core = support.core
+
+local folder, out
+
+-- perigee repl on the run with -e CODE…; returns the exit code, output, errors.
+local function eval(...)
+  local words = { "repl", out }
+  for _, code in ipairs { ... } do
+    words[#words + 1] = "-e"
+    words[#words + 1] = code
+  end
+  return support.perigee(words)
+end
+
+-- The values of one chunk, through JSON.
+local function values(code, paths)
+  local words = { "repl", "--json", "-e", code, table.unpack(paths or { out }) }
+  local status, text, err = support.perigee(words)
+  assert(status == 0, text .. err)
+  local line = assert(core.json.decode(text))
+  assert.is_true(line.ok)
+  return table.unpack(line.values, 1, #line.values)
+end
+
+setup(function()
+  folder = support.folder()
+  local data = support.text_data(folder .. "/text")
+  out = folder .. "/run"
+  local code, _, err = support.perigee { "train", "recipes/tiny.lua", "--set", "data=" .. data,
+    "--set", "tokens=128", "--out", out, "--quiet" }
+  assert(code == 0, err)
+end)
+teardown(support.clean)
+
+describe("perigee repl in a terminal", function()
+  it("shows values, continues chunks and keeps a private history", function()
+    local code, shown, err, home = terminal({
+      "< > ", "> 40 + 2", "< 42", "> for i = 1, 2 do", "< >>", "> print('i', i)", "> end",
+      "< i\t2",
+      "> {", "< >>", "> 1, x = 'y' }", '< { 1, x = "y" }', "> x = 1/3", "> x",
+      "< 0.3333333333333333",
+      "> 1, nil, 'a'", "< 1\tnil\ta", "^D" }, { "repl" })
+    assert.equal(0, code, shown .. err)
+    local path = home .. "/.local/state/perigee/history"
+    assert.matches("40", support.read(path))
+    local mode = select(2, support.shell("stat -c %a " .. path))
+    assert.equal("600\n", mode)
+  end)
+
+  -- A word that is a token, and the part of it that no other token begins with.
+  local function unique_token()
+    local ctx <close> = assert(core.context { threads = 1 })
+    local tokenizer <close> = assert(core.tokenizer(ctx, folder .. "/text/tokenizer.json"))
+    local texts = {}
+    for id = 0, tokenizer:vocab() - 1 do texts[id] = tokenizer:bytes(id) end
+    for id = 0, #texts do
+      local typed, others = texts[id]:sub(1, -2), 0
+      for _, text in pairs(texts) do
+        if text:sub(1, #typed) == typed and text ~= texts[id] then others = others + 1 end
+      end
+      if texts[id]:match("^%a%a%a+$") and others == 0 then return typed, texts[id] end
+    end
+  end
+
+  it("completes names, fields and tokens", function()
+    local typed, whole = unique_token()
+    local code, shown, err = terminal({
+      "< > ", "+ head.val", "^I", ". 100", "> ", "< tensor F32 [300, 32]",
+      "+ inc:row_no", "^I", ". 100", "> ():max() > 0", "< true",
+      "+ pg.optim.rown", "^I", ". 100", "> ", "< function",
+      "+ run:validat", "^I", "< validate  validation_tokens", "^C",
+      "+ string.rep", "^I", ". 100", "> ('ab', 2)", "< abab",
+      "+ runs[1].che", "^I", ". 100", "> ", "< checkpoints/00000020",
+      "+ tok '" .. typed, "^I", ". 100", "> ", "< " .. whole .. '"  id', "^D" }, { "repl", out })
+    assert.equal(0, code, shown .. err)
+  end)
+
+  it("comes back from a loop, from pcall around one, from a coroutine and from the core", function()
+    local script = { "< > " }
+    for _, text in ipairs {
+      "while true do end", "while true do pcall(function() while true do end end) end",
+      "coroutine.wrap(function() while true do end end)()",
+      "repeat local ok = pcall(string.rep, 'x', 10) until false",
+      "pg.core.sleep(1000)",
+      -- A long call of the core, which polls the cancel flag of its context.
+      "for i = 1, 1e9 do run:validate { tokens = 1000 } end" } do
+      table.move({ "> " .. text, ". 400", "^C", "< interrupted" }, 1, 4, #script + 1, script)
+    end
+    for _, step in ipairs { "+ unfinished", "^C", "> 6 * 7", "< 42", "> error('bad')",
+      "< stdin:1: bad",
+      "> local f = function() error('deep') end local g = function() f() return 1 end g()",
+      "< in upvalue 'f'", "> error()", "< nil was raised", "> 1", "< 1", "^D" } do
+      script[#script + 1] = step
+    end
+    local code, shown, err = terminal(script, { "repl", out })
+    assert.equal(0, code, shown .. err)
+  end)
+
+  it("leaves at SIGTERM", function()
+    local code, shown = terminal({ "< > ", "> 1", "< 1", "! SIGTERM" }, { "repl" })
+    assert.equal(0, code, shown)
+  end)
+end)
+
+describe("perigee repl without a terminal", function()
+  local function pipe(text, options)
+    local file = support.write(support.folder() .. "/input", text)
+    return support.shell(("%s repl %s <%s"):format(support.program, options or "", file))
+  end
+
+  it("reads lines, goes on after errors and then fails", function()
+    local code, shown, err = pipe "1 +\n1\nprint('a')\nerror('b')\nx = 3\nx\n"
+    assert.equal(1, code)
+    assert.equal("2\na\n3\n", shown)
+    assert.equal("stdin:1: b\n", err)
+    assert.equal(0, (pipe "x = 1\n"))
+    code, shown, err = pipe "for i = 1, 2 do\n"
+    assert.equal(1, code)
+    assert.equal("", shown)
+    assert.matches("incomplete", err)
+  end)
+
+  it("runs code and fails with 1", function()
+    local code, shown, err = eval("x = 2", "x + 1", "print('p')")
+    assert.equal(0, code, err)
+    assert.equal("3\np\n", shown)
+    code, shown, err = eval("error('no')", "print('never')")
+    assert.equal(1, code)
+    assert.equal("", shown)
+    assert.equal("stdin:1: no\n", err)
+    code = eval "for"
+    assert.equal(1, code)
+    assert.equal(2, (support.perigee { "repl", "--josn" }))
+    code, shown, err = support.perigee { "repl", folder .. "/nothing" }
+    assert.equal(1, code)
+    assert.equal("", shown)
+    assert.is_true(support.one_line(err, "ENOENT"))
+  end)
+
+  it("prints results as JSON lines", function()
+    local code, shown, err = pipe("print('to stderr') return 1, 'é', {1, {a = 2}}, nil\nx = 1\n" ..
+      "error('b')\n0/0\n", "--json")
+    assert.equal(1, code)
+    assert.equal("to stderr\n", err)
+    local lines = {}
+    for line in shown:gmatch("[^\n]+") do lines[#lines + 1] = assert(core.json.decode(line)) end
+    assert.equal(3, #lines)
+    assert.same({ 1, "é", { 1, { a = 2 } } }, { table.unpack(lines[1].values, 1, 3) })
+    assert.equal(core.json.null, lines[1].values[4])
+    assert.is_false(lines[2].ok)
+    assert.equal("stdin:1: b", lines[2].error)
+    assert.same({ "nan" }, lines[3].values)
+  end)
+
+  it("shows numbers so that they read back, and cuts large things", function()
+    local shown
+    for _, text in ipairs { "0.1", "1e300", "3.0", "-7", "1/3", "2^53", "math.maxinteger" } do
+      shown = select(2, eval(text))
+      local value = load("return " .. text)()
+      assert.equal(value, load("return " .. shown)())
+      assert.equal(math.type(value), math.type(load("return " .. shown)()))
+    end
+    shown = select(2, eval "local t = {} for i = 1, 1000 do t[i] = i end return t")
+    assert.matches("960 more", shown)
+    shown = select(2, eval "head.value")
+    assert.matches("^tensor F32 %[300, 32%]\n", shown)
+    assert.equal(8, select(2, shown:gsub("\n", "")))
+    shown = select(2, eval "setmetatable({}, { __tostring = function() error('x') end })")
+    assert.matches("cannot be shown", shown)
+  end)
+end)
+
+describe("what is opened", function()
+  it("has the model, the head, its increment and tokens", function()
+    assert.equal(300, values "head.rows")
+    assert.equal("lm_head.weight", values "parameters['lm_head.weight'].name")
+    -- Rows count from 1, ids from 0; a token indexes rows by itself, both ways.
+    local id, row, text, same, back = values(
+      "local t = tok ' the' return t.id, t.row, t.text, tok(t.id) == t, tok.row(t.row).id")
+    assert.equal(id + 1, row)
+    assert.equal(" the", text)
+    assert.is_true(same)
+    assert.equal(id, back)
+    assert.is_true(values(
+      "local t = tok ' the' return (inc[t] - inc:row(t.id + 1)):norm() == 0 and " ..
+      "inc:get(t, 2) == inc:get(t.id + 1, 2)"))
+    local code, _, err = eval "tok 'Perigee and more'"
+    assert.equal(1, code)
+    assert.matches("tokens: ", err)
+    code = eval "tok(300)"
+    assert.equal(1, code)
+  end)
+
+  it("finds neighbours and the pair of the diameter as brute force does", function()
+    local found = values "head:neighbours(tok ' the', 5)"
+    local ctx <close> = assert(core.context { threads = 1 })
+    local w = assert(core.load_tensor(ctx, out .. "/checkpoints/00000020/model.safetensors",
+      "lm_head.weight")):to_table()
+    local at = values "(tok ' the').row"
+    local list = {}
+    for i, r in ipairs(w) do
+      local sum, dot, ni, na = 0, 0, 0, 0
+      for k, x in ipairs(r) do
+        sum, dot = sum + (x - w[at][k]) ^ 2, dot + x * w[at][k]
+        ni, na = ni + x * x, na + w[at][k] ^ 2
+      end
+      if i ~= at then
+        list[#list + 1] = { row = i, distance = sum ^ 0.5, cosine = dot / (ni * na) ^ 0.5 }
+      end
+    end
+    table.sort(list, function(a, b) return a.distance < b.distance end)
+    assert.equal(5, #found)
+    for i, entry in ipairs(found) do
+      assert.equal(list[i].row, entry.row)
+      assert.equal(entry.row - 1, entry.token.id)
+      -- Differences and sums of 32 products in fp32 of numbers near 0.1: 1e-6 relative.
+      assert.is_true(math.abs(entry.distance / list[i].distance - 1) < 1e-5)
+      assert.is_true(math.abs(entry.cosine - list[i].cosine) < 1e-5)
+    end
+    local d = values "inc:diameter()"
+    local _, lines = support.metrics(out)
+    assert.equal(lines[20]["diagnostics/lm_head_step/diameter_exact"], d.value)
+    assert.same(lines[20]["diagnostics/lm_head_step/diameter_tokens"],
+      { d.rows[1] - 1, d.rows[2] - 1 })
+    assert.same(lines[20]["diagnostics/lm_head_step/diameter_text"], d.text)
+  end)
+
+  it("measures the Hilbert step of the run on the same panel", function()
+    local h = values "hilbert(128)"
+    local _, lines = support.metrics(out)
+    assert.equal(lines[20]["validation/hilbert_step/rms"], h.rms)
+    assert.equal(lines[20]["validation/hilbert_step/panel"], h.panel)
+    assert.is_true(h.median <= h.p90 and h.p90 <= h.p99 and h.p99 <= h.max)
+    assert.equal(h.max, h.worst[1].range)
+    assert.is_true(#h.worst[1].text > 0)
+  end)
+
+  it("leaves the run directory alone", function()
+    local function state()
+      local _, list = support.shell(("cd %s && find . -type f -exec sha256sum {} + | sort"):format(
+        support.quote(out)))
+      return list
+    end
+    local before = state()
+    local code, _, err = eval("run", "run.update", "inc:diameter()", "hilbert(64)")
+    assert.equal(0, code, err)
+    assert.equal(before, state())
+  end)
+
+  it("takes several, by letters and positions", function()
+    local older = out .. "/checkpoints/00000010"
+    local x, y, z, n = values("a.update, b.update, runs[2].update, #runs", { out, older })
+    assert.same({ 20, 10, 10, 2 }, { x, y, z, n })
+    assert.is_true(values("(a.head.value - b.head.value):norm() > 0", { out, older }))
+  end)
+end)
+
+describe("help", function()
+  it("knows recipe keys, methods, metrics, optimizers and values", function()
+    for code, parts in pairs {
+      ["help 'clip'"] = { "A recipe", "1.0" }, ["help 'run:validate'"] = { "loss, tokens" },
+      ["help(run.validate)"] = { "loss, tokens" }, ["help 'train/loss'"] = { "last report" },
+      ["help(pg.optim.muon)"] = { "momentum", "default 0.95" }, ["help 'adamw'"] = { "betas" },
+      ["help(inc)"] = { "row_norms", "diameter" }, ["help(pg.every)"] = { "divides" },
+      ["help 'wsd'"] = { "decay" }, ["help()"] = { "compare" },
+    } do
+      local status, shown, err = eval(code)
+      assert.equal(0, status, code .. err)
+      for _, part in ipairs(parts) do
+        assert.is_truthy(shown:find(part, 1, true), ("%s: no '%s' in %s"):format(code, part, shown))
+      end
+    end
+    local status, _, err = eval "help 'validaet'"
+    assert.equal(1, status)
+    assert.matches("did you mean 'validate'", err)
+  end)
+end)
