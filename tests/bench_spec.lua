@@ -44,7 +44,8 @@ describe("perigee bench", function()
     assert.equal("cpu", result.machine.device)
     assert.equal(1, result.machine.threads)
     assert.equal(core.version, result.machine.perigee)
-    for _, name in ipairs { "bytes_per_second", "fp32_flops_per_second" } do
+    for _, name in ipairs { "bytes_per_second", "fp32_flops_per_second",
+      "bf16_flops_per_second" } do
       positive(result.peak[name], name)
     end
     assert.same({}, result.kernels)
@@ -79,6 +80,28 @@ describe("perigee bench", function()
     end
   end)
 
+  it("times every kernel against its floor", function()
+    local result = measured("--kernels", "--updates", "0", "--compute", "bf16")
+    assert.same({}, result.cases)
+    assert(#result.kernels > 30)
+    local seen = {}
+    for _, kernel in ipairs(result.kernels) do
+      seen[kernel.name] = true
+      for _, name in ipairs { "seconds", "floor_seconds", "ratio", "bytes", "bytes_per_second",
+        "repeats" } do
+        positive(kernel[name], kernel.name .. "." .. name)
+      end
+      assert.matches("^[bf][fp]", kernel.type)
+      assert.matches("%d", kernel.shape)
+      local bytes = kernel.bytes / result.peak.bytes_per_second
+      local flops = kernel.flops / result.peak[kernel.type .. "_flops_per_second"]
+      assert(math.abs(math.max(bytes, flops) / kernel.floor_seconds - 1) < 1e-9)
+      assert.equal(flops > bytes and "flops" or "bytes", kernel.floor_by)
+      assert(math.abs(kernel.seconds / kernel.floor_seconds / kernel.ratio - 1) < 1e-9)
+    end
+    assert(seen.gemm and seen.attention_backward and seen.adamw and seen.diameter)
+  end)
+
   it("computes in bf16", function()
     local case = measured("--updates", "1", "--warmup", "0", "--compute", "bf16").cases[1]
     assert.equal("bf16", case.compute)
@@ -90,6 +113,10 @@ describe("perigee bench", function()
     assert.equal(0, code)
     assert.matches("tokens/s", out)
     assert.matches("optimizer", out)
+    assert.matches("fp32 peak", out)
+    code, out = bench("--updates", "0", "--kernels")
+    assert.equal(0, code)
+    assert.matches("rmsnorm_forward +32 x 16", out)
   end)
 
   it("refuses what cannot be", function()
@@ -98,7 +125,7 @@ describe("perigee bench", function()
       assert.equal(code, status, out .. problem)
       assert(support.one_line(problem, table.unpack(parts)))
     end
-    refused(2, { "unknown option --kernel" }, "--kernel")
+    refused(2, { "unknown option --kernl", "did you mean '--kernels'" }, "--kernl")
     refused(2, { "--micro 3 is not allowed: expected a divisor of --sequences 4" }, "--micro", "3")
     refused(2, { '--head "muon" is not allowed' }, "--head", "muon")
     refused(2, { "model.preset", "190m, 380m, 640m" }, "--model", "12m")

@@ -142,6 +142,8 @@ typedef struct pgl_parameter {
 pgl_parameter *pgl_check_parameter(lua_State *L, int arg);
 /* Push the parameter's userdata from the list that the model's userdata at `model` keeps. */
 void pgl_push_parameter(lua_State *L, int model, const pg_parameter *p);
+/* The table at `index` as a resolved configuration; raises when it is not one. */
+void pgl_read_config(lua_State *L, int index, pg_model_config *config);
 void pgl_push_config(lua_State *L, const pg_model_config *config);
 void pgl_open_model(lua_State *L);
 
@@ -205,6 +207,7 @@ void pgl_open_signals(lua_State *L);
 void pgl_open_guard(lua_State *L);
 void pgl_open_socket(lua_State *L);
 void pgl_open_line(lua_State *L);
+void pgl_open_bench(lua_State *L);
 void pgl_open_system(lua_State *L);
 /* A context is about to be freed: signals must not cancel it any more. */
 void pgl_signals_forget(pg_context *ctx);

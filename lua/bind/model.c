@@ -31,8 +31,7 @@ static void read_init_std(lua_State *L, int index, pg_model_config *config) {
   lua_pop(L, 1);
 }
 
-/* The table at `index` as a resolved configuration; raises when it is not one. */
-static void read_config(lua_State *L, int index, pg_model_config *config) {
+void pgl_read_config(lua_State *L, int index, pg_model_config *config) {
   static const char *const keys[] = {"preset",   "layers",      "width",   "heads",    "head_dim",
                                      "mlp",      "vocab",       "context", "norm_eps", "rope_base",
                                      "init_std", "logit_scale", "weights", NULL};
@@ -89,7 +88,7 @@ void pgl_push_config(lua_State *L, const pg_model_config *config) {
 static int model_config_resolve(lua_State *L) {
   pg_model_config config;
   lua_settop(L, 1);
-  read_config(L, 1, &config);
+  pgl_read_config(L, 1, &config);
   pgl_push_config(L, &config);
   return 1;
 }
@@ -237,7 +236,7 @@ static int model_new(lua_State *L) {
   pgl_object *context = pgl_check(L, 1, &pgl_context_kind);
   pg_model_config config;
   lua_settop(L, 3);
-  read_config(L, 2, &config);
+  pgl_read_config(L, 2, &config);
   const char *compute = lua_isnil(L, 3) ? "fp32" : pgl_string(L, 3, "compute");
   const bool bf16 = strcmp(compute, "bf16") == 0;
   if (!bf16 && strcmp(compute, "fp32") != 0)

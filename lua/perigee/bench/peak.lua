@@ -1,34 +1,28 @@
 -- What the machine can do, measured here and now: the denominators of everything else.
 local core = require "perigee.core"
 local directory = require "perigee.directory"
+local errors = require "perigee.errors"
 
 local peak = {}
 
--- Shortest of a few repeats of f, in seconds; `finish` waits for the device.
-local function shortest(f, finish)
-  local best = math.huge
-  for _ = 1, 4 do
-    local start = core.clock()
-    f()
-    finish()
-    best = math.min(best, core.clock() - start)
-  end
-  return best
+local function how(measured)
+  if not measured.product then return "multiply-adds in registers" end
+  return ("matrix product %d x %d x %d"):format(measured.product, measured.product,
+    measured.product)
 end
 
+-- The peak table of --json.
 function peak.measure(ctx)
-  local n, side = 1 << 25, 2048
-  local a <close> = core.zeros(ctx, n)
-  local b <close> = core.zeros(ctx, n)
-  local copy = shortest(function() b:copy_(a) end, function() return b[1] end)
-  local x <close> = core.zeros(ctx, side, side)
-  local product = shortest(function() x:matmul(x):close() end, function() return x:get(1, 1) end)
+  local found = errors.try(core.bench_peak(ctx))
   return directory.object {
-    { "bytes_per_second", 8 * n / copy },
-    { "bytes_by", "copy of 128 MiB, bytes read plus written" },
-    { "fp32_flops_per_second", 2 * side ^ 3 / product },
-    { "fp32_by", "matrix product 2048 x 2048 x 2048" },
+    { "bytes_per_second", found.bytes_per_second },
+    { "bytes_by", ("copy of %d MiB, bytes read plus written"):format(found.copy_bytes >> 20) },
+    { "fp32_flops_per_second", found.fp32.flops_per_second }, { "fp32_by", how(found.fp32) },
+    { "bf16_flops_per_second", found.bf16.flops_per_second }, { "bf16_by", how(found.bf16) },
   }
 end
+
+-- FLOP/s at which arithmetic of a type ("fp32", "bf16") could run.
+function peak.flops(measured, type) return measured[type .. "_flops_per_second"] end
 
 return peak

@@ -4,6 +4,7 @@ local core = require "perigee.core"
 local check = require "perigee.check"
 local directory = require "perigee.directory"
 local errors = require "perigee.errors"
+local kernels = require "perigee.bench.kernels"
 local open = require "perigee.open"
 local peak = require "perigee.bench.peak"
 local updates = require "perigee.bench.updates"
@@ -14,13 +15,16 @@ end
 
 local command = {
   name = "bench",
-  usage = "bench [--model NAME] [--layers N …] [--head NAME]… [--json]",
+  usage = "bench [--kernels] [--model NAME] [--layers N …] [--head NAME]… [--json]",
   description = "How fast this machine trains: whole updates on random tokens in a temporary "
-    .. "folder, with AdamW on the embedding and Muon on the blocks. Utilisation counts "
-    .. updates.formula .. " FLOP for a token, forward and backward, over the measured peak. Other "
-    .. "work on the machine disturbs the figures.",
+    .. "folder, with AdamW on the embedding and Muon on the blocks; with --kernels also every "
+    .. "kernel against its floor, the time for its bytes at the rate of a copy or for its "
+    .. "arithmetic at the peak. Utilisation counts " .. updates.formula .. " FLOP for a token, "
+    .. "forward and backward, over the peak, which is measured as well. Other work on the machine "
+    .. "disturbs the figures.",
   positional = { 0, 0 },
   options = {
+    { name = "kernels", help = "time every kernel at the sizes of the model and a micro-batch" },
     { name = "model", value = "NAME", help = "a preset (190m, 380m, 640m) instead of the default, "
       .. "8 layers of width 256, 4 heads, vocabulary 50257, context 256; the next options change "
       .. "single sizes" },
@@ -30,7 +34,7 @@ local command = {
     size("context", 1, "tokens per sequence"),
     size("sequences", 1, "sequences per update (default 8)"),
     size("micro", 1, "sequences per micro-batch (default: all)"),
-    size("updates", 1, "measured updates, of which the median counts (default 3)"),
+    size("updates", 0, "measured updates, of which the median counts (default 3); 0: none"),
     size("warmup", 0, "updates before them (default 1)"),
     { name = "head", value = "NAME", many = true, choices = { "rownorm", "adamw" },
       help = "the head's optimizer: rownorm (default) or adamw; several give a case each" },
@@ -80,9 +84,30 @@ local function machine(ctx)
   return directory.object {
     { "device", ctx:device() }, { "name", device.name }, { "cpu", host.cpu },
     { "cores", host.cores }, { "threads", ctx:threads() }, { "memory_bytes", host.memory_bytes },
-    { "device_memory_bytes", device.memory_total }, { "os", host.os },
+    { "device_memory_bytes", device.memory_total },
+    { "cache_bytes", device.cache_bytes }, { "os", host.os },
     { "perigee", core.version },
   }
+end
+
+local function print_machine(result)
+  local m, p = result.machine, result.peak
+  print(("%s, %d threads; copies at %.1f GB/s (%s)"):format(m.device == "cpu" and m.cpu or m.name,
+    m.threads, 1e-9 * p.bytes_per_second, p.bytes_by))
+  for _, type in ipairs { "fp32", "bf16" } do
+    print(("%s peak %.1f GFLOP/s (%s)"):format(type, 1e-9 * peak.flops(p, type), p[type .. "_by"]))
+  end
+end
+
+local function print_kernels(list)
+  local function rate(value) return value and ("%.1f"):format(1e-9 * value) or "" end
+  print(("%-22s %-40s %-4s %10s %9s %9s %10s %6s"):format("kernel", "shape", "type", "ms", "GB/s",
+    "GFLOP/s", "floor ms", "ratio"))
+  for _, k in ipairs(list) do
+    print(("%-22s %-40s %-4s %10.4f %9s %9s %10.4f %6.1f"):format(k.name, k.shape, k.type,
+      1e3 * k.seconds, rate(k.bytes_per_second), rate(k.flops_per_second), 1e3 * k.floor_seconds,
+      k.ratio))
+  end
 end
 
 local function print_case(case)
@@ -101,6 +126,11 @@ local function print_case(case)
     case.diameter_seconds, 100 * case.diameter_share))
 end
 
+local function measure_kernels(context, case, peak_of_machine)
+  local ctx <close> = context()
+  return kernels.measure(ctx, case, peak_of_machine)
+end
+
 return function(words)
   local options = cli.parse(command, words)
   if options.help then
@@ -108,7 +138,7 @@ return function(words)
     return 0
   end
   local device, index = check.device(nil, "device", options.device or "auto")
-  local function context()
+  local function context() -- a new one for each part: it counts its own memory only
     return errors.try(core.context { device = device, device_index = index,
       threads = options.threads })
   end
@@ -119,9 +149,14 @@ return function(words)
     list = cases(ctx, options)
     result.machine, result.peak = machine(ctx), peak.measure(ctx)
   end
-  for _, case in ipairs(list) do
-    local ctx <close> = context() -- a new one counts its own memory only
-    local measured = updates.measure(ctx, case, result.peak.fp32_flops_per_second)
+  if not options.json then print_machine(result) end
+  if options.kernels then
+    result.kernels = measure_kernels(context, list[1], result.peak)
+    if not options.json then print_kernels(result.kernels) end
+  end
+  for _, case in ipairs(options.updates ~= 0 and list or {}) do
+    local ctx <close> = context()
+    local measured = updates.measure(ctx, case, peak.flops(result.peak, case.compute))
     table.insert(result.cases, measured)
     if not options.json then print_case(measured) end
   end
