@@ -87,6 +87,14 @@ static void plan_kept(planner *p, const pg_model_config *c, int64_t n, bool shar
   }
 }
 
+static int64_t padded_vocabulary(const pg_model_config *c) {
+  return pg__round_up(c->vocab, LOGITS_PADDING);
+}
+/* Rows of logits that exist at once, of n. */
+static int64_t chunk_rows(int64_t n, int64_t logits_ld) {
+  return pg__min(pg__min(CHUNK_ROWS, n), pg__max(1, CHUNK_BYTES / (4 * logits_ld)));
+}
+
 /* Returns the bytes needed; INT64_MAX when they cannot be counted. `a` has config, capacity,
  * max_time and keep set; blocks may be NULL in a dry run. */
 static int64_t plan(pg_activations *a, pg_arena *arena) {
@@ -130,8 +138,8 @@ static int64_t plan(pg_activations *a, pg_arena *arena) {
   }
   high = p.used > high ? p.used : high;
   rewind_to(&p, shared);
-  a->logits_ld = pg__round_up(c->vocab, LOGITS_PADDING);
-  a->chunk = pg__min(pg__min(CHUNK_ROWS, n), pg__max(1, CHUNK_BYTES / (4 * a->logits_ld)));
+  a->logits_ld = padded_vocabulary(c);
+  a->chunk = chunk_rows(n, a->logits_ld);
   a->logits = take_words(&p, a->chunk, a->logits_ld);
   a->wide = a->compute == PG_F32 ? NULL : take_words(&p, a->chunk, c->width);
   high = p.used > high ? p.used : high;
@@ -229,6 +237,12 @@ int64_t pg_activations_bytes(const pg_model_config *config, pg_dtype compute, in
   if (a.config.head_dim == 0) a.config.head_dim = 64;
   if (a.config.mlp == 0) a.config.mlp = 4 * a.config.width;
   return plan(&a, NULL);
+}
+
+int64_t pg__logits_bytes(const pg_model_config *config, pg_dtype compute, int64_t n) {
+  const int64_t ld = padded_vocabulary(config);
+  return chunk_rows(n, ld) * (ld + (compute == PG_F32 ? 0 : config->width)) *
+         (int64_t)sizeof(float);
 }
 
 int pg__activations_check(const pg_model *model, const pg_activations *a) {

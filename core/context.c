@@ -143,11 +143,15 @@ int pg_context_describe(pg_context *ctx, pg_device *out) {
                      .count = info.count,
                      .memory_free = info.memory_free,
                      .memory_total = info.memory_total,
-                     .memory_workspace = info.memory_workspace,
                      .cache_bytes = info.cache_bytes};
   memcpy(out->name, info.name, sizeof out->name);
 fail:
   return status;
+}
+int64_t pg_context_available(pg_context *ctx) {
+  pg_device_info info;
+  if (ctx->kernels->device_info(ctx->queue, &info) < 0) return 0;
+  return info.memory_total > 0 ? info.memory_free : pg__host_memory("");
 }
 int pg_context_threads(const pg_context *ctx) {
   return ctx->threads;

@@ -37,10 +37,12 @@ typedef struct pg_device {
   char name[128]; /* "NVIDIA H200, sm_90", "CPU, avx512" */
   int index, count;
   int64_t memory_free, memory_total, cache_bytes;
-  int64_t memory_workspace; /* what the device's library takes with the first matrix product */
 } pg_device;
 int pg_context_describe(pg_context *ctx, pg_device *out);
 int pg_context_threads(const pg_context *ctx);
+/* Bytes that can still be allocated on the device: what is free on a GPU; on a CPU, what this
+ * machine and the process's control group can give. 0: unknown. */
+int64_t pg_context_available(pg_context *ctx);
 
 /* Device memory held by tensors and arenas now, in bytes. */
 int64_t pg_context_bytes(const pg_context *ctx);

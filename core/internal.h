@@ -38,6 +38,10 @@ void pg__release(pg_context *ctx, void *memory, size_t bytes);
 /* Brings ctx->peak_bytes up to date, before ctx->bytes changes. */
 void pg__note_peak(pg_context *ctx);
 
+/* Bytes of host memory that this process can still get; 0: unknown. `root` stands before the paths
+ * of system files: "" but in tests. */
+int64_t pg__host_memory(const char *root);
+
 /* "[3,4]" into text, for messages; returns text. */
 const char *pg__shape_text(int ndim, const int64_t *shape, char *text, size_t size);
 /* Whether the address ranges of two tensors meet; whether both address the same elements alike. */

@@ -53,9 +53,8 @@ static int describe_all(pg_model *model) {
   return bad;
 }
 
-int pg_model_new(pg_context *ctx, const pg_model_config *config, pg_model **out) {
+int pg__model_describe(pg_context *ctx, const pg_model_config *config, pg_model **out) {
   int status;
-  int64_t floats = 0, offset = 0;
   pg_model *model = NULL;
   pg_model_config resolved = *config;
   *out = NULL;
@@ -69,15 +68,44 @@ int pg_model_new(pg_context *ctx, const pg_model_config *config, pg_model **out)
   if (!model->parameters) goto memory;
   model->count = count;
   if (describe_all(model)) goto memory;
+  *out = model;
+  return 0;
+memory:
+  status = pg_fail(ctx, PG_ENOMEM, "no memory for the names of %lld layers' parameters",
+                   (long long)resolved.layers);
+fail:
+  pg_model_free(model);
+  return status;
+}
 
+int64_t pg__model_elements(const pg_model *model) {
+  int64_t elements = 0;
+  for (size_t i = 0; i < model->count; i++)
+    elements += pg__round_up(storage_rows(&model->parameters[i]) * model->parameters[i].columns,
+                             VALUE_ELEMENTS);
+  return elements;
+}
+
+int pg_model_new(pg_context *ctx, const pg_model_config *config, pg_model **out) {
+  int status;
+  int64_t floats, offset = 0;
+  pg_model *model = NULL;
+  *out = NULL;
+  PG_TRY(pg__model_describe(ctx, config, &model));
   /* One allocation: what does not fit is refused before any of it is touched. */
-  for (size_t i = 0; i < count; i++)
-    floats += pg__round_up(storage_rows(&model->parameters[i]) * model->parameters[i].columns,
-                           VALUE_ELEMENTS);
+  floats = pg__model_elements(model);
   status = pg_tensor_new(ctx, PG_F32, 1, &floats, &model->weights);
-  if (status == PG_ENOMEM) goto memory;
-  if (status < 0) goto fail;
-  for (size_t i = 0; i < count; i++) {
+  if (status == PG_ENOMEM) {
+    const pg_model_config *c = &model->config;
+    status =
+        pg_fail(ctx, PG_ENOMEM,
+                "no memory for a model of %lld weights (%.1f GB in fp32; layers %lld, width "
+                "%lld, mlp %lld, vocab %lld)",
+                (long long)pg_model_config_weights(c), 4e-9 * (double)pg_model_config_weights(c),
+                (long long)c->layers, (long long)c->width, (long long)c->mlp, (long long)c->vocab);
+  }
+  PG_TRY(status);
+  for (size_t i = 0; i < model->count; i++) {
     pg_parameter *p = &model->parameters[i];
     int64_t shape[2] = {p->rows, p->columns}, stride[2] = {p->columns, 1};
     PG_TRY(pg_tensor_view(model->weights, offset, 2, shape, stride, &p->value));
@@ -85,13 +113,6 @@ int pg_model_new(pg_context *ctx, const pg_model_config *config, pg_model **out)
   }
   *out = model;
   return 0;
-memory:
-  status = pg_fail(ctx, PG_ENOMEM,
-                   "no memory for a model of %lld weights (%.1f GB in fp32; layers %lld, width "
-                   "%lld, mlp %lld, vocab %lld)",
-                   (long long)pg_model_config_weights(&resolved),
-                   4e-9 * (double)pg_model_config_weights(&resolved), (long long)resolved.layers,
-                   (long long)resolved.width, (long long)resolved.mlp, (long long)resolved.vocab);
 fail:
   pg_model_free(model);
   return status;

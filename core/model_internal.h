@@ -85,11 +85,17 @@ struct pg_activations {
   pg_stage stage;
 };
 
+/* A model without memory: its parameters have names, roles and shapes, and no values. */
+int pg__model_describe(pg_context *ctx, const pg_model_config *config, pg_model **out);
+/* Elements of the storage of all values, padding included. */
+int64_t pg__model_elements(const pg_model *model);
 /* True when activations planned for one fit the other: everything but initial weights and the
  * scale of the logits. */
 bool pg__model_config_matches(const pg_model_config *a, const pg_model_config *b);
 /* PG_EINVAL unless a was made for the model's config and compute type. */
 int pg__activations_check(const pg_model *model, const pg_activations *a);
+/* Bytes of the chunk of logits of activations for n positions, part of pg_activations_bytes. */
+int64_t pg__logits_bytes(const pg_model_config *config, pg_dtype compute, int64_t n);
 /* PG_EDATA unless all of ids[n] are in [0, vocab); `what` is "token" or "target". */
 int pg__check_ids(pg_context *ctx, const int32_t *ids, int64_t n, int64_t vocab, const char *what);
 

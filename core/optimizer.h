@@ -95,6 +95,9 @@ typedef struct pg_optimizer {
   /* NULL: parameters are frozen (no gradient, no slots, no share in the norm). `self` is the
    * descriptor's own data, below. */
   int (*increment)(const pg_increment_group *group, void *self);
+  /* Bytes of device memory that such a call takes for its own and gives back; NULL: none. Of the
+   * group only count, rows, columns, all_rows are set. */
+  int64_t (*scratch)(const pg_increment_group *group);
   void *self; /* for optimizers defined by a host program; NULL in the core's own */
 } pg_optimizer;
 

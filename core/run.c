@@ -18,9 +18,8 @@ static const pg_optimizer *optimizer_of(const pg_run *run, const pg_parameter *p
   return p->assignment < 0 ? NULL : run->assigned[p->assignment]->public.optimizer;
 }
 
-int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out) {
+int pg__run_describe(pg_model *model, const pg_run_options *options, pg_run **out) {
   pg_context *ctx = pg_model_context(model);
-  const pg_model_config *config = pg_model_get_config(model);
   pg_run *run = NULL;
   int status;
   *out = NULL;
@@ -42,38 +41,54 @@ int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out) {
   run->comm = comm;
   run->sequences = options->sequences;
   run->micro = micro;
-  run->time = config->context;
+  run->time = pg_model_get_config(model)->context;
+  run->keep = options->recompute ? PG_KEEP_INPUTS : PG_KEEP_ALL;
   run->max_norm = options->max_norm;
   run->keep_all_increments = options->keep_all_increments;
-  run->sharded = options->shard_optimizer && pg_comm_world(comm) > 1;
+  run->sharded = options->shard_optimizer && world > 1;
   run->owners = calloc(pg_model_count(model), sizeof *run->owners);
-  run->loads = calloc((size_t)pg_comm_world(comm), sizeof *run->loads);
+  run->loads = calloc((size_t)world, sizeof *run->loads);
   if (!run->owners || !run->loads) goto oom;
   for (size_t i = 0; i < pg_model_count(model); i++) pg_model_parameter(model, i)->assignment = -1;
+  *out = run;
+  return 0;
+oom:
+  status = pg_fail(ctx, PG_ENOMEM, "out of memory for a run");
+  pg_run_free(run);
+  return status;
+}
 
+int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out) {
+  pg_context *ctx = pg_model_context(model);
+  const pg_model_config *config = pg_model_get_config(model);
+  pg_run *run = NULL;
+  int status;
+  *out = NULL;
+  PG_TRY(pg__run_describe(model, options, &run));
   pg_loader_options data = {.folder = options->data,
                             .pattern = options->train ? options->train : "*_train_*.bin",
                             .time = run->time,
                             .batch = run->sequences,
-                            .micro = micro,
-                            .rank = pg_comm_rank(comm),
-                            .world = world,
+                            .micro = run->micro,
+                            .rank = pg_comm_rank(run->comm),
+                            .world = pg_comm_world(run->comm),
                             .vocab = config->vocab,
                             .seed = options->data_seed,
                             .shuffle = true,
                             .depth = options->read_ahead};
   PG_TRY(pg_loader_open(ctx, &data, &run->loader));
-  PG_TRY(pg_activations_new(ctx, config, pg_model_compute(model), micro, run->time,
-                            options->recompute ? PG_KEEP_INPUTS : PG_KEEP_ALL, &run->activations));
+  PG_TRY(pg_activations_new(ctx, config, pg_model_compute(model), run->micro, run->time, run->keep,
+                            &run->activations));
   PG_TRY(pg__alloc(ctx, sizeof(pg_clip), "clip factor", (void **)&run->clip));
-  size_t bytes = (size_t)(micro * run->time) * sizeof(int32_t);
+  size_t bytes = (size_t)(run->micro * run->time) * sizeof(int32_t);
   run->inputs = malloc(bytes);
   run->targets = malloc(bytes);
-  if (!run->inputs || !run->targets) goto oom;
+  if (!run->inputs || !run->targets) {
+    status = pg_fail(ctx, PG_ENOMEM, "out of memory for a run");
+    goto fail;
+  }
   *out = run;
   return 0;
-oom:
-  status = pg_fail(ctx, PG_ENOMEM, "out of memory for a run");
 fail:
   pg_run_free(run);
   return status;
@@ -284,46 +299,59 @@ int pg_run_check(pg_run *run) {
                  pg_model_count(run->model), names);
 }
 
+static bool frozen(const pg_run *run, const pg_parameter *p) {
+  return !optimizer_of(run, p)->increment;
+}
+static bool kept(const pg_run *run, const pg_parameter *p) {
+  return !frozen(run, p) && (p->role == PG_HEAD || run->keep_all_increments);
+}
+
+void pg__run_sizes(const pg_run *run, pg__run_elements *out) {
+  *out = (pg__run_elements){0};
+  for (size_t i = 0; i < pg_model_count(run->model); i++) {
+    const pg_parameter *p = pg_model_parameter(run->model, i);
+    int64_t first, part = pg__part(run, p, pg_comm_rank(run->comm), &first);
+    if (frozen(run, p)) continue;
+    out->gradients += pg__round_up(p->rows * p->columns, 64);
+    if (kept(run, p))
+      out->increments += p->rows * p->columns;
+    else if (!optimizer_of(run, p)->applies)
+      out->scratch = pg__max(out->scratch, pg__round_up(part * p->columns, 64));
+  }
+  if (out->scratch) /* room for one chunk of a group: see update.c */
+    out->scratch =
+        pg__max(out->scratch, pg__min(pg__round_up(PG__CHUNK_ELEMENTS, 64), out->gradients));
+}
+
 /* Backward reaches the head first, then the blocks from the last, then the embedding. The model
  * lists them the other way round, so buckets follow the reversed list. */
 int pg__run_prepare(pg_run *run) {
   pg_context *ctx = run->context;
   size_t count = pg_model_count(run->model);
-  int64_t total = 0, scratch = 0;
+  pg__run_elements sizes;
   int status;
   if (run->prepared) return 0;
   PG_TRY(pg_run_check(run));
   drop_gradients(run);
 
-  for (size_t i = 0; i < count; i++) {
-    pg_parameter *p = pg_model_parameter(run->model, i);
-    if (optimizer_of(run, p)->increment) total += pg__round_up(p->rows * p->columns, 64);
-  }
-  PG_TRY(pg_tensor_new(ctx, PG_F32, 1, &total, &run->gradients));
+  pg__run_sizes(run, &sizes);
+  PG_TRY(pg_tensor_new(ctx, PG_F32, 1, &sizes.gradients, &run->gradients));
   int64_t offset = 0;
   for (size_t i = count; i-- > 0;) {
     pg_parameter *p = pg_model_parameter(run->model, i);
     int64_t shape[2] = {p->rows, p->columns}, stride[2] = {p->columns, 1};
-    bool frozen = !optimizer_of(run, p)->increment;
-    bool keep = !frozen && (p->role == PG_HEAD || run->keep_all_increments);
-    if (!frozen) {
+    if (!frozen(run, p)) {
       PG_TRY(pg_tensor_view(run->gradients, offset, 2, shape, stride, &p->gradient));
       offset += pg__round_up(p->rows * p->columns, 64);
     }
-    if (keep && !p->increment) PG_TRY(pg_tensor_new(ctx, PG_F32, 2, shape, &p->increment));
-    if (!keep) {
+    if (kept(run, p)) {
+      if (!p->increment) PG_TRY(pg_tensor_new(ctx, PG_F32, 2, shape, &p->increment));
+    } else {
       pg_tensor_free(p->increment);
       p->increment = NULL;
-      int64_t first, part = pg__part(run, p, pg_comm_rank(run->comm), &first);
-      if (!frozen && !optimizer_of(run, p)->applies)
-        scratch = pg__max(scratch, pg__round_up(part * p->columns, 64));
     }
   }
-  if (scratch) { /* room for one chunk of a group: see update.c */
-    int64_t rest = pg__round_up(PG__CHUNK_ELEMENTS, 64);
-    scratch = pg__max(scratch, pg__min(rest, total));
-    PG_TRY(pg_tensor_new(ctx, PG_F32, 1, &scratch, &run->scratch));
-  }
+  if (sizes.scratch) PG_TRY(pg_tensor_new(ctx, PG_F32, 1, &sizes.scratch, &run->scratch));
   run->sums_bytes = (count ? count : 1) * sizeof(double);
   PG_TRY(pg__alloc(ctx, run->sums_bytes, "gradient norms", (void **)&run->sums));
   if (pg_comm_world(run->comm) > 1)

@@ -64,6 +64,31 @@ pg_assignment *pg_run_assignment(pg_run *run, int index);
 /* PG_EINVAL listing the parameters that nobody updates. pg_run_step calls it too. */
 int pg_run_check(pg_run *run);
 
+/* ---- memory ---------------------------------------------------------------------------- */
+/* Parameters, by their index in the model's order, that an optimizer updates. */
+typedef struct pg_run_entry {
+  const pg_optimizer *optimizer;
+  const size_t *parameters;
+  size_t count;
+} pg_run_entry;
+/* Bytes of device memory that one rank of a run takes at its peak, model included. */
+typedef struct pg_run_memory {
+  int64_t weights, copies, gradients;
+  int64_t slots;       /* of this rank */
+  int64_t increments;  /* those that are kept */
+  int64_t activations; /* INT64_MAX: too many to count */
+  int64_t logits;      /* the chunk of logits, which shares memory within `activations` */
+  int64_t scratch;     /* increments that are not kept, what optimizers or the diameter use */
+  int64_t workspace;   /* the backend's own */
+  int64_t total;       /* of all but logits; INT64_MAX: too much to count */
+} pg_run_memory;
+/* What a run of these options (of which the data is not looked at) would need, before anything of
+ * it is allocated; `diameter`: its head's increments are measured. Not counted: tensors that a host
+ * makes, and code that a driver loads. PG_EINVAL as pg_run_new and pg_run_check. */
+int pg_run_estimate(pg_context *ctx, const pg_model_config *config, pg_dtype compute,
+                    const pg_run_options *options, const pg_run_entry *entries, size_t count,
+                    bool diameter, pg_run_memory *out);
+
 typedef struct pg_step {
   double loss;                  /* mean cross entropy over the optimizer batch */
   double norm;                  /* global gradient norm before clipping */

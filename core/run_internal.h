@@ -19,6 +19,7 @@ struct pg_run {
   pg_loader *loader;
   pg_activations *activations;
   int64_t sequences, micro, time;
+  pg_keep keep;
   double max_norm;
   bool keep_all_increments;
   bool sharded;  /* shard_optimizer with several ranks */
@@ -59,6 +60,13 @@ int pg__exchange(pg_run *run);
 /* A new tensor with all of slot s, on every rank. */
 int pg__gather_slot(const pg_run *run, const pg_parameter *p, size_t s, pg_tensor **out);
 
+/* A run without memory, of a model that may have none, for its assignments. */
+int pg__run_describe(pg_model *model, const pg_run_options *options, pg_run **out);
+/* Elements of fp32 that the present assignments need; of increments, `increments` are kept. */
+typedef struct pg__run_elements {
+  int64_t gradients, increments, scratch;
+} pg__run_elements;
+void pg__run_sizes(const pg_run *run, pg__run_elements *out);
 /* Allocate gradients, increments and scratch for the present assignments. */
 int pg__run_prepare(pg_run *run);
 /* Largest number of increment elements computed at once, unless one parameter is larger. */

@@ -39,6 +39,9 @@ static int cost_synchronize(pg_queue *q) {
 static int cost_device_info(pg_queue *q, pg_device_info *out) {
   return 0;
 }
+static int cost_workspace(pg_queue *q, const pg_workload *work, int64_t *bytes) {
+  return 0;
+}
 static int cost_timestamp(pg_queue *q, int64_t index) {
   return 0;
 }

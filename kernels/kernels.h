@@ -34,9 +34,6 @@ typedef struct pg_device_info {
   char name[128]; /* "NVIDIA H200, sm_90" or the CPU level */
   int count;      /* devices of this backend that the process sees */
   int64_t memory_free, memory_total, cache_bytes;
-  /* What the backend takes for itself with its first product, whatever the shapes: an estimate of
-   * what a run needs adds it. Scratch, a few MB that grow with the shapes, is not in it. */
-  int64_t memory_workspace;
 } pg_device_info;
 typedef int pg_device_info_fn(pg_queue *q, pg_device_info *out);
 /* Note the time when the work queued so far is done, as time stamp `index` (0, 1, … in order; 0
@@ -47,6 +44,16 @@ typedef int pg_elapsed_fn(pg_queue *q, int64_t count, double *seconds);
 /* Multiply-adds from registers alone on all arithmetic units for about 10 ms; *flops = how many
  * operations that were, 0 when the backend has no such loop for this type. Waits. */
 typedef int pg_peak_fn(pg_queue *q, pg_dtype type, double *flops);
+
+/* Operations to come: passes of `batch` sequences over a vocabulary of `rows`, reductions of
+ * matrices of at most [rows, columns], and the diameter of [rows, cloud_columns], 0: none. */
+typedef struct pg_workload {
+  pg_dtype type;
+  int64_t batch, time, heads, head_dim;
+  int64_t rows, columns, cloud_columns;
+} pg_workload;
+/* *bytes: what `held` (below) will be at most while the work is done. */
+typedef int pg_workspace_fn(pg_queue *q, const pg_workload *work, int64_t *bytes);
 
 /* ---- dense products -------------------------------------------------------------------- */
 /* C = alpha * op(A) op(B) + beta * C with op(A) [m,k], op(B) [k,n], C [m,n], all row-major with
@@ -246,7 +253,7 @@ typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t co
 /* clang-format off */
 #define PG_KERNELS(X)                                                                              \
   X(alloc) X(release) X(upload) X(download) X(copy) X(zero) X(synchronize) X(device_info)          \
-  X(timestamp) X(elapsed) X(peak)                                                                  \
+  X(timestamp) X(elapsed) X(peak) X(workspace)                                                     \
   X(gemm) X(embedding_forward) X(embedding_backward) X(rmsnorm_forward) X(rmsnorm_backward)        \
   X(qk_norm_rope_forward) X(qk_norm_rope_backward) X(attention_forward) X(attention_backward)      \
   X(swiglu_forward) X(swiglu_backward) X(cross_entropy) X(row_range)                               \

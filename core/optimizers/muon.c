@@ -121,14 +121,25 @@ fail:
   return status;
 }
 
+/* Bytes of one matrix in a chunk, and how many matrices a chunk holds. */
+static int64_t chunk_each(const pg_increment_group *group) {
+  int64_t small = pg__min(group->rows, group->columns);
+  return 2 * (group->rows * group->columns + small * small) * (int64_t)sizeof(float);
+}
+static int64_t chunk_capacity(const pg_increment_group *group) {
+  return pg__min((int64_t)group->count, pg__max(1, SCRATCH_LIMIT / pg__max(1, chunk_each(group))));
+}
+static int64_t muon_scratch(const pg_increment_group *group) {
+  return chunk_capacity(group) * chunk_each(group) + (int64_t)sizeof(float);
+}
+
 static int muon_increment(const pg_increment_group *group, void *self) {
   (void)self;
   pg_context *ctx = group->context;
   int64_t rows = group->rows, columns = group->columns, small = pg__min(rows, columns);
   int64_t matrix = rows * columns, square = small * small;
-  int64_t each = (2 * matrix + 2 * square) * (int64_t)sizeof(float);
-  int64_t capacity = pg__min((int64_t)group->count, pg__max(1, SCRATCH_LIMIT / pg__max(1, each)));
-  size_t bytes = (size_t)(capacity * each) + sizeof(float);
+  int64_t capacity = chunk_capacity(group);
+  size_t bytes = (size_t)muon_scratch(group);
   double scale = sqrt(rows > columns ? (double)rows / (double)columns : 1.0);
   void *scratch = NULL;
   int status = 0;
@@ -179,4 +190,5 @@ const pg_optimizer pg__muon_optimizer = {
     .slot_count = PG_COUNT(slots),
     .sharding = PG_SHARD_WHOLE,
     .increment = muon_increment,
+    .scratch = muon_scratch,
 };

@@ -44,6 +44,12 @@ fail:
   return status;
 }
 
+/* Row norms, and a mean row where ranks share the rows. */
+static int64_t rownorm_scratch(const pg_increment_group *group) {
+  int64_t mean = group->rows == group->all_rows ? 0 : group->columns;
+  return (group->rows + mean) * (int64_t)sizeof(float);
+}
+
 static int rownorm_increment(const pg_increment_group *group, void *self) {
   (void)self;
   pg_context *ctx = group->context;
@@ -87,4 +93,5 @@ const pg_optimizer pg__rownorm_optimizer = {
     .slot_count = PG_COUNT(slots),
     .sharding = PG_SHARD_ROWS_COLUMN_SUM,
     .increment = rownorm_increment,
+    .scratch = rownorm_scratch,
 };

@@ -214,19 +214,29 @@ static void backward_block(const head *h, int64_t i, int64_t m, float *dkey, flo
   store(h, dquery, i, m, a->dquery);
 }
 
+/* Floats of a thread: a block's, and in the backward pass the sums of a head. */
+static int64_t work_floats(int64_t width, bool backward) {
+  return BLOCK * (backward ? 6 * width + 2 * BLOCK : 3 * width + BLOCK);
+}
+static int64_t width_of(int64_t head_dim) {
+  return (head_dim + PG_COLUMN_UNIT - 1) / PG_COLUMN_UNIT * PG_COLUMN_UNIT;
+}
+int64_t PG_CPU(attention_scratch)(int64_t time, int64_t head_dim) {
+  return work_floats(width_of(head_dim), true) + 2 * time * width_of(head_dim);
+}
+
 /* Forward, the tasks are blocks of queries; backward they are heads, since the blocks of a head add
  * to the same dkey and dvalue, which a thread holds in fp32 until the head is done. */
 static int run(pg_queue *q, const call *a) {
   int64_t all = a->batch * a->heads, blocks = (a->time + BLOCK - 1) / BLOCK;
   int64_t tasks = a->dout ? all : all * blocks, sums = a->dout ? a->time * a->width : 0;
-  int64_t work_floats = BLOCK * (a->dout ? 6 * a->width + 2 * BLOCK : 3 * a->width + BLOCK);
-  int64_t floats = work_floats + 2 * sums;
+  int64_t own = work_floats(a->width, a->dout), floats = own + 2 * sums;
   if (PG_CPU(scratch)(q, floats) < 0) return -1;
 #pragma omp parallel num_threads(pg_team(q, all * a->time * a->head_dim))
   {
     pg_float_mode mode = pg_float_mode_set(true);
     float *work = pg_scratch_of(q, floats, omp_get_thread_num());
-    float *dkey = work + work_floats, *dvalue = dkey + sums;
+    float *dkey = work + own, *dvalue = dkey + sums;
 #pragma omp for schedule(dynamic)
     for (int64_t t = 0; t < tasks; t++) {
       int64_t index = t % all, ld = a->heads * a->head_dim;
@@ -248,10 +258,6 @@ static int run(pg_queue *q, const call *a) {
     pg_float_mode_restore(mode);
   }
   return 0;
-}
-
-static int64_t width_of(int64_t head_dim) {
-  return (head_dim + PG_COLUMN_UNIT - 1) / PG_COLUMN_UNIT * PG_COLUMN_UNIT;
 }
 
 int PG_CPU(attention_forward)(pg_queue *q, pg_dtype type, const void *query, const void *key,

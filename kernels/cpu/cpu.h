@@ -44,7 +44,7 @@ struct pg_queue {
   float *scratch; /* of the kernel that runs; kept for the next one */
   size_t scratch_bytes;
   size_t most_held; /* since the last call of `held` */
-  double *stamps; /* time stamps (timing.c) */
+  double *stamps;   /* time stamps (timing.c) */
   int64_t stamp_capacity;
 };
 /* Notes that the kernel that runs holds so many bytes beside its scratch. */
@@ -58,6 +58,12 @@ int PG_CPU(scratch)(pg_queue *q, int64_t floats);
 static inline float *pg_scratch_of(const pg_queue *q, int64_t floats, int t) {
   return q->scratch + (floats + 15) / 16 * 16 * t;
 }
+
+/* What the kernels with the largest needs ask of it, for pg_workspace_fn: floats per thread. */
+int64_t PG_CPU(attention_scratch)(int64_t time, int64_t head_dim);
+int64_t PG_CPU(gemm_scratch)(pg_dtype type);
+/* Bytes that the diameter takes. */
+int64_t PG_CPU(diameter_bytes)(int64_t rows, int64_t columns);
 
 /* Leave a text in the queue; gives -1. */
 static inline int pg_refuse(pg_queue *q, const char *format, ...)

@@ -312,6 +312,13 @@ static int search_tiles(pg_queue *q, const cloud *c, const volatile int *cancel,
   return failed ? -1 : cancelled;
 }
 
+/* A tile of distances, 0.6 MB a thread, is not counted. */
+int64_t PG_CPU(diameter_bytes)(int64_t rows, int64_t columns) {
+  const cloud *c = NULL;
+  return rows * (columns * (int64_t)sizeof *c->z +
+                 (int64_t)(sizeof *c->order + sizeof *c->n + sizeof *c->r));
+}
+
 int PG_CPU(diameter)(pg_queue *q, const float *x, int64_t rows, int64_t columns,
                      const volatile int *cancel, pg_farthest *out) {
   int status = -1;
@@ -337,7 +344,7 @@ int PG_CPU(diameter)(pg_queue *q, const float *x, int64_t rows, int64_t columns,
               (long long)columns);
     goto fail;
   }
-  pg_note_held(q, elements * sizeof *c.z);
+  pg_note_held(q, (size_t)PG_CPU(diameter_bytes)(rows, columns));
   if (PG_CPU(column_means)(q, x, rows, columns, x, mean) < 0) goto fail;
   if (!centre(q, &c, mean)) goto done;
   pair best = {0, -1, -1};

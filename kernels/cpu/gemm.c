@@ -15,6 +15,10 @@
 #define TILE 384
 #define TILE_FLOATS ((int64_t)3 * TILE * TILE)
 
+int64_t PG_CPU(gemm_scratch)(pg_dtype type) {
+  return type == PG_F32 ? 0 : TILE_FLOATS;
+}
+
 static void block(const pg_gemm *g, int64_t entry, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
   const float *a = (const float *)g->a + entry * g->stride_a + (g->transpose_a ? i0 : i0 * g->lda);
   const float *b = (const float *)g->b + entry * g->stride_b + (g->transpose_b ? j0 * g->ldb : j0);

@@ -88,6 +88,8 @@ static inline void pg_cuda_enter(const pg_queue *q) {
 int pg_cuda_scratch(pg_queue *q, size_t bytes, void **out);
 /* pg_cuda_alloc for the backend's own use, which `held` counts; pg_cuda_release gives it back. */
 int pg_cuda_take(pg_queue *q, size_t bytes, void **out);
+/* What an allocation of so many bytes takes. */
+size_t pg_cuda_size_class(size_t bytes);
 /* Bytes that products share, taken with the first. */
 static constexpr size_t PG_CUDA_WORKSPACE = (size_t)32 << 20;
 /* Parts of the queue, made and freed with it. */
@@ -95,6 +97,9 @@ int pg__cuda_memory_new(pg_queue *q);
 void pg__cuda_memory_free(pg_queue *q);
 void pg__cuda_products_free(pg_queue *q);
 void pg__cuda_stamps_free(pg_queue *q);
+
+/* Bytes that the diameter of a matrix takes: diameter.cu. */
+int64_t pg_cuda_diameter_bytes(int64_t rows, int64_t columns);
 
 /* `#pragma unroll pg_whole` before loops that have to be unrolled completely for their arrays to
  * become registers: the emulation's builds with sanitizers would take five times as long. */

@@ -48,14 +48,9 @@ struct best_pair {
   int64_t first, second;
 };
 
-static int set_up(pg_queue *q, cloud *c) {
-  const size_t rows = (size_t)c->rows;
-  size_t total = 0, offsets[10];
-  void **const parts[10] = {(void **)&c->z,         (void **)&c->n,      (void **)&c->far,
-                            (void **)&c->r,         (void **)&c->square, (void **)&c->squares,
-                            (void **)&c->order,     (void **)&c->seeds,  (void **)&c->tiles,
-                            (void **)&c->candidates};
-  const size_t sizes[10] = {rows * (size_t)c->depth * sizeof(float),
+/* Device memory of the parts of a cloud, in bytes; returns their sum. */
+static size_t lay_out(size_t rows, size_t depth, size_t offsets[10]) {
+  const size_t sizes[10] = {rows * depth * sizeof(float),
                             rows * sizeof(float),
                             rows * PG_SEEDS * sizeof(float),
                             rows * sizeof(double),
@@ -65,10 +60,31 @@ static int set_up(pg_queue *q, cloud *c) {
                             PG_SEEDS * sizeof(int),
                             MAX_BATCH * sizeof(pg_tile),
                             CAPACITY * sizeof(pg_candidate)};
+  size_t total = 0;
   for (int i = 0; i < 10; i++) {
     offsets[i] = total;
     total += (sizes[i] + 255) / 256 * 256;
   }
+  return total;
+}
+
+static int64_t depth_of(int64_t d) {
+  return pg_blocks(d, PG_TILE_DEPTH) * PG_TILE_DEPTH;
+}
+
+int64_t pg_cuda_diameter_bytes(int64_t rows, int64_t columns) {
+  size_t offsets[10];
+  return (int64_t)(lay_out((size_t)rows, (size_t)depth_of(columns), offsets) + sizeof(pg_found));
+}
+
+static int set_up(pg_queue *q, cloud *c) {
+  const size_t rows = (size_t)c->rows;
+  size_t offsets[10];
+  const size_t total = lay_out(rows, (size_t)c->depth, offsets);
+  void **const parts[10] = {(void **)&c->z,         (void **)&c->n,      (void **)&c->far,
+                            (void **)&c->r,         (void **)&c->square, (void **)&c->squares,
+                            (void **)&c->order,     (void **)&c->seeds,  (void **)&c->tiles,
+                            (void **)&c->candidates};
   c->ranking = (ranked *)malloc(rows * sizeof *c->ranking);
   c->radius = (double *)malloc(rows * sizeof *c->radius);
   c->host_order = (int *)malloc(rows * sizeof *c->host_order);
@@ -274,7 +290,7 @@ int pg_cuda_diameter(pg_queue *q, const float *x, int64_t rows, int64_t columns,
   if (bad_row(q, x, rows, columns, &result.bad_row) < 0) return -1;
   if (result.bad_row < 0 && rows >= 2 && columns >= 1) {
     c.x = x, c.rows = rows, c.d = columns;
-    c.depth = pg_blocks(columns, PG_TILE_DEPTH) * PG_TILE_DEPTH;
+    c.depth = depth_of(columns);
     status = find_farthest(q, &c, cancel, &result);
     tear_down(q, &c);
   }

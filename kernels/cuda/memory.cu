@@ -57,7 +57,7 @@ void pg__cuda_memory_free(pg_queue *q) {
 #ifdef PG_CUDAEMU
 /* Exact sizes let the emulation see the first byte past the end, and with a guard or the address
  * sanitizer released memory is unmapped. */
-static size_t size_class(size_t bytes) {
+size_t pg_cuda_size_class(size_t bytes) {
   return bytes ? bytes : 1;
 }
 static bool cache_released() {
@@ -74,7 +74,7 @@ static bool cache_released() {
 #else
 /* A quarter of a power of two, at least 512 bytes; from 8 MiB on multiples of 2 MiB. At most a
  * quarter is wasted. */
-static size_t size_class(size_t bytes) {
+size_t pg_cuda_size_class(size_t bytes) {
   size_t unit = 512;
   if (bytes > SIZE_MAX / 2) return bytes; /* fails in the driver */
   if (bytes >= (size_t)8 << 20)
@@ -113,7 +113,7 @@ static int no_memory(pg_queue *q, size_t bytes) {
 
 int pg_cuda_alloc(pg_queue *q, size_t bytes, void **out) {
   pg_cuda_memory *m = q->memory;
-  const size_t size = size_class(bytes);
+  const size_t size = pg_cuda_size_class(bytes);
   cudaError_t error;
   *out = NULL;
   try {
@@ -209,7 +209,6 @@ int pg_cuda_device_info(pg_queue *q, pg_device_info *out) {
   out->count = q->devices;
   out->memory_free = (int64_t)(available + q->memory->cached);
   out->memory_total = (int64_t)total;
-  out->memory_workspace = (int64_t)PG_CUDA_WORKSPACE;
   out->cache_bytes = properties.l2CacheSize;
   return 0;
 }

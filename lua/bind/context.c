@@ -45,14 +45,13 @@ static int context_device(lua_State *L) {
   return 1;
 }
 
-/* ctx:describe() -> { name, index, count, cache_bytes, memory_free, memory_total,
- * memory_workspace }, in bytes */
+/* ctx:describe() -> { name, index, count, cache_bytes, memory_free, memory_total }, in bytes */
 static int context_describe(lua_State *L) {
   pg_context *ctx = check_context(L);
   pg_device device;
   int status = pg_context_describe(ctx, &device);
   if (status < 0) return pgl_fail(L, ctx, status);
-  lua_createtable(L, 0, 6);
+  lua_createtable(L, 0, 5);
   lua_pushstring(L, device.name);
   lua_setfield(L, -2, "name");
   pgl_set_integer(L, "index", device.index);
@@ -61,8 +60,17 @@ static int context_describe(lua_State *L) {
   if (device.memory_total) {
     pgl_set_integer(L, "memory_free", device.memory_free);
     pgl_set_integer(L, "memory_total", device.memory_total);
-    pgl_set_integer(L, "memory_workspace", device.memory_workspace);
   }
+  return 1;
+}
+
+/* ctx:available() -> bytes that can still be allocated; nil where that is unknown */
+static int context_available(lua_State *L) {
+  const int64_t bytes = pg_context_available(check_context(L));
+  if (bytes > 0)
+    lua_pushinteger(L, bytes);
+  else
+    lua_pushnil(L);
   return 1;
 }
 
@@ -117,6 +125,7 @@ static int context_cancelled(lua_State *L) {
 
 static const luaL_Reg methods[] = {{"device", context_device},
                                    {"describe", context_describe},
+                                   {"available", context_available},
                                    {"threads", context_threads},
                                    {"bytes", context_bytes},
                                    {"peak_bytes", context_peak_bytes},

@@ -137,6 +137,11 @@ static void read_defaults(lua_State *L, int index, pgl_optimizer *p) {
   }
 }
 
+/* Nobody can know: the increment and three temporaries of its shape are common. */
+static int64_t host_scratch(const pg_increment_group *group) {
+  return 4 * group->rows * group->columns * (int64_t)sizeof(float);
+}
+
 /* core.define_optimizer{ name, slots, defaults, increment } */
 int pgl_define_optimizer(lua_State *L) {
   static const char *const keys[] = {"name", "slots", "defaults", "increment", "help", NULL};
@@ -160,6 +165,7 @@ int pgl_define_optimizer(lua_State *L) {
                           .slots = p->slots,
                           .sharding = PG_SHARD_WHOLE,
                           .increment = pgl_host_increment,
+                          .scratch = host_scratch,
                           .self = p};
   p->own.name = copy_name(L, name);
   if (pgl_raw(L, 1, "slots")) {

@@ -72,6 +72,7 @@ GUARD(download, (pg_queue *q, void *to, const void *from, size_t n), q, to, from
 GUARD(copy, (pg_queue *q, void *to, const void *from, size_t n), q, to, from, n)
 GUARD(zero, (pg_queue *q, void *memory, size_t n), q, memory, n)
 GUARD(synchronize, (pg_queue *q), q)
+GUARD(workspace, (pg_queue *q, const pg_workload *w, int64_t *bytes), q, w, bytes)
 GUARD(device_info, (pg_queue *q, pg_device_info *out), q, out)
 GUARD(timestamp, (pg_queue *q, int64_t i), q, i)
 GUARD(elapsed, (pg_queue *q, int64_t n, double *seconds), q, n, seconds)

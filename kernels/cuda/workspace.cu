@@ -1,0 +1,30 @@
+/* What this backend takes for itself: the workspace of cuBLASLt, the scratch that operations share,
+ * and the centred copy that the diameter works on. Code that the driver loads with the first launch
+ * of a kernel is not counted. */
+#include "column.cuh"
+#include "cuda.cuh"
+
+#include <algorithm>
+
+static int64_t taken(int64_t bytes) {
+  return (int64_t)pg_cuda_size_class((size_t)bytes);
+}
+
+/* Of the operations that share it, what the greediest asks for. */
+static int64_t scratch(const pg_workload *w) {
+  const int64_t blocks = pg_blocks(w->rows, pg_column_block_rows(w->rows));
+  const int64_t attention = w->batch * w->heads * w->time * (int64_t)sizeof(float);
+  const int64_t embedding = 2 * w->rows * (int64_t)sizeof(unsigned);
+  const int64_t along_rows = 16 * (w->rows + w->rows * w->columns / 8192);
+  const int64_t along_columns = 16 * (blocks + 1) * std::max(w->columns, w->cloud_columns);
+  const int64_t sums = 8192; /* at most 1024 blocks of fp64: sums.cu */
+  return std::max({sums, attention, embedding, along_rows, along_columns});
+}
+
+int pg_cuda_workspace(pg_queue *q, const pg_workload *work, int64_t *bytes) {
+  (void)q;
+  const int64_t shared = scratch(work), cloud = work->cloud_columns;
+  *bytes = (int64_t)PG_CUDA_WORKSPACE + (shared ? taken(shared) : 0) +
+           (cloud ? taken(pg_cuda_diameter_bytes(work->rows, cloud)) : 0);
+  return 0;
+}
