@@ -161,6 +161,10 @@ static int cost_adamw(pg_queue *q, const pg_adamw *h, const float *g, int64_t n,
                       const pg_target *to) {
   return add(q, (20 + target(to)) * (double)n, 0);
 }
+static int cost_rownorm(pg_queue *q, const pg_rownorm *h, const float *g, int64_t rows,
+                        int64_t columns, float *b, const pg_target *to) {
+  return add(q, ((g ? 12 : 4) + target(to)) * (double)(rows * columns), 0);
+}
 static int cost_convert(pg_queue *q, pg_dtype from_type, const void *from, pg_dtype to_type,
                         void *to, int64_t n) {
   return add(q, of(from_type, (double)n) + of(to_type, (double)n), 0);

@@ -172,6 +172,14 @@ typedef struct pg_adamw {
 } pg_adamw;
 typedef int pg_adamw_fn(pg_queue *q, const pg_adamw *h, const float *g, int64_t n, float *m,
                         float *v, const pg_target *to);
+/* b <- beta b + (1-beta) g, as pg_lerp(b, g, 1-beta); with g NULL b [rows, columns] is taken as it
+ * is, and may be the target's increment. Then s_i = b_i / (||b_i|| + offset) * -lr for each row,
+ * rounded after every operation, the norm as PG_NORM of pg_reduce. */
+typedef struct pg_rownorm {
+  double lr, beta, offset;
+} pg_rownorm;
+typedef int pg_rownorm_fn(pg_queue *q, const pg_rownorm *h, const float *g, int64_t rows,
+                          int64_t columns, float *b, const pg_target *to);
 /* to <- from in another type (F32 to BF16 rounds to nearest even). */
 typedef int pg_convert_fn(pg_queue *q, pg_dtype from_type, const void *from, pg_dtype to_type,
                           void *to, int64_t n);
@@ -257,7 +265,7 @@ typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t co
   X(gemm) X(embedding_forward) X(embedding_backward) X(rmsnorm_forward) X(rmsnorm_backward)        \
   X(qk_norm_rope_forward) X(qk_norm_rope_backward) X(attention_forward) X(attention_backward)      \
   X(swiglu_forward) X(swiglu_backward) X(cross_entropy) X(row_range)                               \
-  X(sum) X(clip_factor) X(clip_apply) X(apply) X(adamw) X(convert)                                 \
+  X(sum) X(clip_factor) X(clip_apply) X(apply) X(adamw) X(rownorm) X(convert)                      \
   X(binary) X(scalar) X(unary) X(lerp) X(reduce) X(center_rows) X(diameter)
 /* clang-format on */
 

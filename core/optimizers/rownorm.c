@@ -6,7 +6,7 @@
  * latter. The paper's runs project nothing: gradients of a softmax sum to zero over the rows, and a
  * common row of S changes no probability.
  *
- * The kernels and their order are those of the same optimizer written over tensors,
+ * The operations and their order are those of the same optimizer written over tensors,
  *   m:lerp_(g, 1 - beta);  m:div_rows(m:row_norms() + eps * c):mul(-lr),
  * so that both give the same bits. */
 #include "compose.h"
@@ -18,28 +18,29 @@ enum { LR, BETA, EPS, WEIGHT_DECAY, PROJECT };
 enum { PROJECT_NONE, PROJECT_OUTER, PROJECT_BOTH };
 enum { BUFFER };
 
-/* norms: [rows]. */
-static int increment_one(const pg_increment_group *group, size_t i, float *norms) {
+/* The mean row of all rows has to be known before any row can be applied, so that a projected
+ * increment must exist: in `memory` [rows, columns] when it is not kept. */
+static int increment_projected(const pg_increment_group *group, size_t i, const pg_rownorm *h,
+                               float *memory) {
   pg_context *ctx = group->context;
-  const double *h = group->hypers;
-  int project = (int)h[PROJECT], status = 0;
-  int64_t rows = group->rows, columns = group->columns;
-  pg_view b = pg__matrix_view(group->slots[i][BUFFER], columns);
-  pg_view s = pg__matrix_view(group->increments[i], columns);
-  pg_view norm_vector = pg__per_row_view(norms);
-  /* The floor keeps a zero row from 0/0 when eps * c is below the smallest fp32 number. */
-  double offset = fmax(h[EPS] * pg__bias_correction(h[BETA], group->updates[i]), FLT_MIN);
+  const int64_t rows = group->rows, columns = group->columns;
+  float *b = group->slots[i][BUFFER];
+  pg_target to = pg__target(group, i);
+  float *s = to.increment ? to.increment : memory;
+  const pg_target into = {.increment = s};
+  int status = 0;
 
-  PG_LAUNCH(ctx, lerp, b, pg__input_view(group->gradients[i], columns), 1 - h[BETA], rows, columns);
-  if (project == PROJECT_BOTH) {
-    PG_TRY(pg__center_rows(group, b.data, s.data));
-    b = s;
+  if ((int)group->hypers[PROJECT] == PROJECT_BOTH) {
+    PG_LAUNCH(ctx, lerp, pg__matrix_view(b, columns), pg__input_view(group->gradients[i], columns),
+              1 - h->beta, rows, columns);
+    PG_TRY(pg__center_rows(group, b, s));
+    PG_LAUNCH(ctx, rownorm, h, NULL, rows, columns, s, &into);
+  } else {
+    PG_LAUNCH(ctx, rownorm, h, group->gradients[i], rows, columns, b, &into);
   }
-  PG_LAUNCH(ctx, reduce, PG_NORM, b, rows, columns, 1, norms);
-  PG_LAUNCH(ctx, scalar, PG_ADD, norm_vector, offset, false, rows, 1, norm_vector);
-  PG_LAUNCH(ctx, binary, PG_DIV, b, norm_vector, rows, columns, s);
-  PG_LAUNCH(ctx, scalar, PG_MUL, s, -group->lr, false, rows, columns, s);
-  if (project != PROJECT_NONE) PG_TRY(pg__center_rows(group, s.data, s.data));
+  PG_TRY(pg__center_rows(group, s, s));
+  to.increment = NULL;
+  if (to.value) PG_LAUNCH(ctx, apply, 1, PG_F32, s, rows * columns, 1, &to);
 fail:
   return status;
 }
@@ -53,13 +54,29 @@ static int64_t rownorm_scratch(const pg_increment_group *group) {
 static int rownorm_increment(const pg_increment_group *group, void *self) {
   (void)self;
   pg_context *ctx = group->context;
-  size_t bytes = (size_t)group->rows * sizeof(float);
-  void *norms = NULL;
+  const double *h = group->hypers;
+  const bool project = (int)h[PROJECT] != PROJECT_NONE;
+  const size_t bytes = (size_t)(group->rows * group->columns) * sizeof(float);
+  void *memory = NULL;
   int status = 0;
-  PG_TRY(pg__alloc(ctx, bytes, "rownorm's row norms", &norms));
-  for (size_t i = 0; i < group->count; i++) PG_TRY(increment_one(group, i, norms));
+  for (size_t i = 0; i < group->count; i++) {
+    /* The floor keeps a zero row from 0/0 when eps * c is below the smallest fp32 number. */
+    const pg_rownorm r = {
+        .lr = group->lr,
+        .beta = h[BETA],
+        .offset = fmax(h[EPS] * pg__bias_correction(h[BETA], group->updates[i]), FLT_MIN)};
+    const pg_target to = pg__target(group, i);
+    if (project) {
+      if (!to.increment && !memory)
+        PG_TRY(pg__alloc(ctx, bytes, "rownorm's projected increments", &memory));
+      PG_TRY(increment_projected(group, i, &r, memory));
+    } else {
+      PG_LAUNCH(ctx, rownorm, &r, group->gradients[i], group->rows, group->columns,
+                (float *)group->slots[i][BUFFER], &to);
+    }
+  }
 fail:
-  if (norms) pg__release(ctx, norms, bytes);
+  if (memory) pg__release(ctx, memory, bytes);
   return status;
 }
 
@@ -92,6 +109,7 @@ const pg_optimizer pg__rownorm_optimizer = {
     .slots = slots,
     .slot_count = PG_COUNT(slots),
     .sharding = PG_SHARD_ROWS_COLUMN_SUM,
+    .applies = true,
     .increment = rownorm_increment,
     .scratch = rownorm_scratch,
 };

@@ -1,13 +1,12 @@
 /* Reductions of matrix views along rows, along columns, or of everything.
  *
- * Order of the fp64 sums: element k of a run goes to lane k % LANES, and the lanes are added in
- * halves (8, 4, 2, 1 apart). Squares of fp32 numbers are exact in fp64, so `norm` has one rounding
- * per addition, one of the root and one to fp32. Reducing along columns adds rows in order inside
- * fixed blocks of rows, then the blocks in order. Neither depends on threads or CPU level. */
+ * The fp64 sum of a run has the order of pg_sum_run. Squares of fp32 numbers are exact in fp64, so
+ * `norm` has one rounding per addition, one of the root and one to fp32. Reducing along columns
+ * adds rows in order inside fixed blocks of rows, then the blocks in order. Neither depends on
+ * threads or CPU level. */
 #include "vector.h"
 #include <stdlib.h>
 
-#define LANES 16
 #define RUN 4096      /* elements of one run when everything is reduced */
 #define MAX_BLOCKS 64 /* of rows, when reducing along columns */
 #define MIN_ROWS 64
@@ -48,25 +47,6 @@ static float finish(pg_reduce_op op, partial p, int64_t count) {
   }
 }
 
-static double sum_run(const float *x, int64_t stride, int64_t n, bool square) {
-  double lane[LANES] = {0};
-  int64_t k = 0;
-  if (stride == 1 && square) {
-    for (; k + LANES <= n; k += LANES)
-      for (int l = 0; l < LANES; l++) lane[l] += (double)x[k + l] * (double)x[k + l];
-  } else if (stride == 1) {
-    for (; k + LANES <= n; k += LANES)
-      for (int l = 0; l < LANES; l++) lane[l] += (double)x[k + l];
-  }
-  for (; k < n; k++) {
-    double value = (double)x[k * stride];
-    lane[k % LANES] += square ? value * value : value;
-  }
-  for (int width = LANES / 2; width; width /= 2)
-    for (int l = 0; l < width; l++) lane[l] += lane[l + width];
-  return lane[0];
-}
-
 /* The extreme of a run and its first position, or those of its first NaN. */
 static partial extreme_run(const float *x, int64_t stride, int64_t n, bool max, bool locate) {
   float best = max ? -INFINITY : INFINITY;
@@ -90,7 +70,7 @@ static partial extreme_run(const float *x, int64_t stride, int64_t n, bool max, 
 }
 
 static partial reduce_run(pg_reduce_op op, const float *x, int64_t stride, int64_t n) {
-  if (is_sum(op)) return (partial){sum_run(x, stride, n, op == PG_NORM), 0};
+  if (is_sum(op)) return (partial){pg_sum_run(x, stride, n, op == PG_NORM), 0};
   return extreme_run(x, stride, n, is_max(op), op == PG_ARGMAX || op == PG_ARGMIN);
 }
 

@@ -41,7 +41,29 @@ static inline float pg_not_finite(const float *x, int64_t n) {
   return sum;
 }
 
-/* sum of x^2: products of two fp32 numbers are exact in fp64. */
+/* Sum of n elements or of their squares, whose order no level and no thread count changes: element
+ * k goes to lane k % 16, and the lanes are added in halves (8, 4, 2, 1 apart). */
+static inline double pg_sum_run(const float *x, int64_t stride, int64_t n, bool square) {
+  enum { LANES = 16 };
+  double lane[LANES] = {0};
+  int64_t k = 0;
+  if (stride == 1 && square) {
+    for (; k + LANES <= n; k += LANES)
+      for (int l = 0; l < LANES; l++) lane[l] += (double)x[k + l] * (double)x[k + l];
+  } else if (stride == 1) {
+    for (; k + LANES <= n; k += LANES)
+      for (int l = 0; l < LANES; l++) lane[l] += (double)x[k + l];
+  }
+  for (; k < n; k++) {
+    double value = (double)x[k * stride];
+    lane[k % LANES] += square ? value * value : value;
+  }
+  for (int width = LANES / 2; width; width /= 2)
+    for (int l = 0; l < width; l++) lane[l] += lane[l + width];
+  return lane[0];
+}
+
+/* sum of x^2 in any order: products of two fp32 numbers are exact in fp64. */
 static inline double pg_square_sum(const float *x, int64_t n) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)

@@ -105,6 +105,23 @@ static const struct fate {
              {true, true, true}};
 #define FATES (int)(sizeof fates / sizeof *fates)
 
+#define V(x) ((pg_view){F(x, 0), n, 1})
+#define V2(x) ((pg_view){F(x, 0), columns, 1})
+
+/* Elements [at, at + n) differ by the relative and absolute bounds at most, and no others do. */
+static void check_close(const char *name, const twin *t, int64_t at, int64_t n, double relative,
+                        double absolute) {
+  void *got = from_gpu(t);
+  for (int64_t i = 0; i < t->n; i++) {
+    double a = value_of(t->type, got, i), b = value_of(t->type, t->at[CPU], i);
+    bool inside = i >= at && i < at + n, same = a == b || (isnan(a) && isnan(b));
+    if (inside ? fabs(a - b) <= relative * fabs(b) + absolute : same) continue;
+    CHECK(false, "%s: element %lld is %.9g, want %.9g", name, (long long)i, a, b);
+    break;
+  }
+  free(got);
+}
+
 TEST(adamw) {
   unit_seed(13);
   for (int c = 0; c < SIZES; c++)
@@ -135,6 +152,57 @@ TEST(adamw) {
       CHECK_SAME("s", &s);
       CHECK_SAME("w", &w);
       CHECK_SAME("copy", &copy);
+      drop_twins();
+    }
+}
+
+/* The momentum has the CPU's bits. A sum of squares in fp64 in another order may round to the next
+ * fp32 number, and quotient and product by it one further each: 3 * 2^-23 of the increment, which
+ * is below 1e-3 and moves the weights by as much; a bf16 copy may fall to the other side of a tie.
+ * On the device the bits are those of the operations one after the other, up to 8192 columns. */
+TEST(rownorm) {
+  unit_seed(17);
+  const int64_t shapes[][2] = {{1, 1},    {3, 5},    {67, 33},  {9, 1024}, {5, 1025},
+                               {3, 1028}, {2, 8192}, {2, 9001}, {1023, 72}};
+  const pg_rownorm h = {1e-3, 0.95, 1e-8};
+  const double unit = 3 * 0x1p-23;
+  for (int c = 0; c < 9; c++)
+    for (int way = 0; way < 4 * FATES; way++) {
+      const int64_t rows = shapes[c][0], columns = shapes[c][1], n = rows * columns;
+      const struct fate f = fates[way / 4];
+      const bool given = way & 2;
+      const int64_t offset = way % 2;
+      if (n > 10000 && way % 3) continue;
+      twin g = normals(PG_F32, n + 1, 1e-3), b = normals(PG_F32, n, c % 2 ? 1 : 1e-38);
+      twin s = poisoned(PG_F32, n + 1), w = normals(PG_F32, n + 1, 1);
+      twin copy = poisoned(PG_BF16, n + 1), b2 = clone(&b), s2 = poisoned(PG_F32, n);
+      twin again = clone(&w), norms = poisoned(PG_F32, rows);
+      if (c % 2 == 0) BOTH(scalar, PG_MUL, V(g), 0.0, false, 1, n, V(g));
+      for (int side = 0; side < 2; side++) {
+        side_ = side;
+        pg_target to = target(f.kept ? &s : NULL, f.applied ? &w : NULL, f.copied ? &copy : NULL,
+                              offset, 1 - 1e-4);
+        ON(side, rownorm, &h, given ? NULL : F(g, offset), rows, columns, F(b, 0), &to);
+        if (!given)
+          ON(side, lerp, V2(b2), ((pg_view){F(g, offset), columns, 1}), 1 - h.beta, rows, columns);
+        ON(side, reduce, PG_NORM, V2(b2), rows, columns, 1, P(norms));
+        const pg_view per_row = {P(norms), 1, 0};
+        ON(side, scalar, PG_ADD, per_row, h.offset, false, rows, 1, per_row);
+        ON(side, binary, PG_DIV, V2(b2), per_row, rows, columns, V2(s2));
+        ON(side, scalar, PG_MUL, V2(s2), -h.lr, false, rows, columns, V2(s2));
+        const pg_target apart = target(NULL, &again, NULL, offset, 1 - 1e-4);
+        if (f.applied) ON(side, apply, 1, PG_F32, P(s2), n, 1, &apart);
+      }
+      CHECK_SAME("momentum", &b);
+      if (f.kept) check_close("increments", &s, offset, n, unit, 0);
+      if (f.applied) check_close("weights", &w, offset, n, unit, unit * 1e-3);
+      if (f.copied) check_close("copy", &copy, offset, n, 0x1p-7, unit * 1e-3);
+      if (columns <= 8192) {
+        float *one = from_gpu(&s), *two = from_gpu(&s2), *a = from_gpu(&w), *d = from_gpu(&again);
+        if (f.kept) CHECK(!memcmp(one + offset, two, (size_t)n * 4), "composed, %d %d", c, way);
+        CHECK(!memcmp(a, d, twin_bytes(&w)), "weights of the composition, %d %d", c, way);
+        free(one), free(two), free(a), free(d);
+      }
       drop_twins();
     }
 }
@@ -227,6 +295,7 @@ int main(void) {
   RUN(clip);
   RUN(clip_refuses_what_is_not_finite);
   RUN(adamw);
+  RUN(rownorm);
   RUN(apply);
   RUN(convert);
   RUN(center_rows);

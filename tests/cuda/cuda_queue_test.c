@@ -146,6 +146,7 @@ static int call(int which) {
   case 25: return K->diameter(Q, X, n, d, NULL, &far);
   case 26: return K->copy(Q, Z, X, 64);
   case 27: return K->zero(Q, Z, 64);
+  case 28: return K->rownorm(Q, &(pg_rownorm){1e-3, 0.9, 1e-8}, X, n, d, Y, &to);
   default: return 1;
   }
 }
@@ -155,7 +156,7 @@ static void make_operands(void) {
   w = normals(PG_F32, 48, 1), half = normals(PG_F32, 144, 1), tokens = tokens_below(6, 5);
   clip = poisoned(PG_F64, 2), sums = poisoned(PG_F64, 1);
 }
-#define CALLS 28
+#define CALLS 29
 
 TEST(every_operation_runs) {
   make_operands();

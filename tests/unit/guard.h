@@ -116,6 +116,8 @@ GUARD(apply, (pg_queue *q, double factor, pg_dtype t, const void *x, int64_t n, 
       const pg_target *to), q, factor, t, x, n, count, to)
 GUARD(adamw, (pg_queue *q, const pg_adamw *h, const float *g, int64_t n, float *m, float *v,
       const pg_target *to), q, h, g, n, m, v, to)
+GUARD(rownorm, (pg_queue *q, const pg_rownorm *h, const float *g, int64_t rows, int64_t columns,
+      float *b, const pg_target *to), q, h, g, rows, columns, b, to)
 GUARD(convert, (pg_queue *q, pg_dtype from_type, const void *from, pg_dtype to_type, void *to,
       int64_t n), q, from_type, from, to_type, to, n)
 GUARD(binary, (pg_queue *q, pg_binary_op op, pg_view a, pg_view b, int64_t rows, int64_t columns,

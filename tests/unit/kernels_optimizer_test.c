@@ -1,5 +1,5 @@
-/* Sums, clipping, AdamW and the apply step: equations in fp64, published rows, and bit equality of
- * the C optimizer with the same one composed of element-wise kernels. */
+/* Sums, clipping, the optimizers' kernels and the apply step: equations in fp64, published rows,
+ * and bit equality of the kernels with the same optimizer composed of element-wise ones. */
 #include "kernels_unit.h"
 
 TEST(sum) {
@@ -220,6 +220,79 @@ TEST(targets_agree) {
   }
 }
 
+/* One kernel has the bits of lerp, norm, sum, division and product one after the other: rows
+ * shorter and longer than a run, rows of zeros, small numbers that the sum of squares alone still
+ * sees. */
+TEST(rownorm_equals_its_composition) {
+  unit_seed(46);
+  const int64_t shapes[][2] = {{1, 1}, {3, 5}, {67, 33}, {40, 1024}, {5, 1025}, {2, 5000}};
+  for (int c = 0; c < 12; c++) {
+    const int64_t rows = shapes[c / 2][0], columns = shapes[c / 2][1], n = rows * columns;
+    const bool given = c % 2; /* the momentum as it is */
+    const pg_rownorm h = {3e-3, .95, 1e-8 * (1 - pow(.95, 3))};
+    const double keep = 1 - 3e-3 * .1;
+    float *g = unit_normals(n, 1e-2), *b = unit_normals(n, 1e-2), *w = unit_normals(n, 1);
+    for (int64_t j = 0; j < columns; j++) {
+      g[j] = 0;
+      b[j] = given ? 1e-39f : 1e-38f; /* decays below 2^-126 */
+      if (rows > 2) g[2 * columns + j] = b[2 * columns + j] = 0;
+    }
+    float *b1 = unit_clone(b, n), *w1 = unit_clone(w, n), *w2 = unit_clone(w, n);
+    float *b2 = unit_clone(b, n), *s = unit_poisoned(n), *s1 = unit_poisoned(n);
+    float *norms = unit_poisoned(rows);
+    uint16_t *copy = calloc((size_t)n, 2), *copy1 = calloc((size_t)n, 2);
+    const pg_target all = {s, w, copy, keep}, bare = apply_to(w2, keep);
+    KERNEL(rownorm, &h, given ? NULL : g, rows, columns, b, &all);
+    KERNEL(rownorm, &h, given ? NULL : g, rows, columns, b2, &bare);
+    if (!given) KERNEL(lerp, VIEW(b1), VIEW(g), 1 - .95, rows, columns);
+    KERNEL(reduce, PG_NORM, VIEW(b1), rows, columns, 1, norms);
+    const pg_view per_row = {norms, 1, 0};
+    KERNEL(scalar, PG_ADD, per_row, h.offset, false, rows, 1, per_row);
+    KERNEL(binary, PG_DIV, VIEW(b1), per_row, rows, columns, VIEW(s1));
+    KERNEL(scalar, PG_MUL, VIEW(s1), -3e-3, false, rows, columns, VIEW(s1));
+    const pg_target apart = {NULL, w1, copy1, keep};
+    KERNEL(apply, 1, PG_F32, s1, n, 1, &apart);
+    CHECK(unit_same_bits(b, b1, n) && unit_same_bits(b2, b1, n), "momentum, case %d", c);
+    CHECK(unit_same_bits(s, s1, n), "increments, case %d", c);
+    CHECK(unit_same_bits(w, w1, n) && unit_same_bits(w2, w1, n), "weights, case %d", c);
+    CHECK(!memcmp(copy, copy1, (size_t)n * 2), "copies, case %d", c);
+    if (given) { /* in place, as the centred momentum is */
+      const pg_target in_place = keep_in(b2);
+      KERNEL(rownorm, &h, NULL, rows, columns, b2, &in_place);
+      CHECK(unit_same_bits(b2, s1, n), "in place, case %d", c);
+    }
+    free(g), free(b), free(w), free(b1), free(w1), free(w2), free(b2), free(s), free(s1);
+    free(norms), free(copy), free(copy1);
+  }
+}
+
+/* Against fp64: six roundings and those of the sum. */
+TEST(rownorm) {
+  unit_seed(47);
+  const int64_t rows = 129, columns = 257, n = rows * columns;
+  float *g = unit_floats(n), *b = unit_floats(n), *s = unit_poisoned(n);
+  double *b64 = unit_doubles(n), *s64 = unit_doubles(n);
+  const pg_target to = keep_in(s);
+  memset(b, 0, (size_t)n * 4);
+  for (int update = 1; update <= 3; update++) {
+    const pg_rownorm h = {2e-3, .95, 1e-3 * (1 - pow(.95, update))};
+    for (int64_t i = 0; i < rows; i++) {
+      double square = 0;
+      for (int64_t at = i * columns; at < (i + 1) * columns; at++) {
+        g[at] = unit_normal() * (float)pow(10, -(double)(i % 6));
+        b64[at] = .95 * b64[at] + .05 * g[at];
+        square += b64[at] * b64[at];
+      }
+      for (int64_t at = i * columns; at < (i + 1) * columns; at++)
+        s64[at] = -2e-3 * b64[at] / (sqrt(square) + h.offset);
+    }
+    KERNEL(rownorm, &h, g, rows, columns, b, &to);
+    CHECK_ERROR("rownorm", s, s64, n, 8 * UNIT_ULP);
+    CHECK_ERROR("momentum", b, b64, n, 4 * UNIT_ULP);
+  }
+  free(g), free(b), free(s), free(b64), free(s64);
+}
+
 /* Several matrices at once, from either type, scaled: what a plain loop gives. */
 TEST(apply_many) {
   unit_seed(45);
@@ -286,6 +359,8 @@ int main(void) {
     RUN(adamw);
     RUN(adamw_equals_its_composition);
     RUN(targets_agree);
+    RUN(rownorm_equals_its_composition);
+    RUN(rownorm);
     RUN(apply_many);
     RUN(slots_do_not_become_denormal);
   }

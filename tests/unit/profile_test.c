@@ -255,8 +255,11 @@ TEST(costs) {
   COST(copy, 200, 0, NULL, NULL, 100);
   COST(rmsnorm_forward, 2 * 4 * 30 + 4 * 5, 0, PG_F32, NULL, 5, 6, 1e-6f, NULL, (float *)&cost);
   COST(rmsnorm_forward, 2 * 2 * 30, 0, PG_BF16, NULL, 5, 6, 1e-6f, NULL, NULL);
+  const float some = 0;
   pg_target to[2] = {{.increment = (float *)&cost}, {.value = (float *)&cost}};
   COST(adamw, 24 * 10, 0, NULL, NULL, 10, NULL, NULL, to);
+  COST(rownorm, 20 * 15, 0, NULL, &some, 3, 5, NULL, to + 1);
+  COST(rownorm, 8 * 15, 0, NULL, NULL, 3, 5, NULL, to);
   to[1].copy = (uint16_t *)&cost;
   COST(apply, (4 + 4) * 10 + (4 + 10) * 10, 0, 1, PG_F32, NULL, 10, 2, to);
   /* Two sequences of 4, 3 heads of 2: 10 scores each, four vectors a head, one statistic. */
