@@ -36,7 +36,7 @@ describe("command lines", function()
   end)
 
   it("have a help text for every command", function()
-    for _, name in ipairs { "train", "resume", "fork", "eval", "generate", "data", "repl",
+    for _, name in ipairs { "train", "resume", "fork", "eval", "generate", "data", "repl", "attach",
       "run", "bench", "doctor" } do
       local code, out = support.perigee { name, "--help" }
       assert.equal(0, code)

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -78,6 +79,18 @@ static int private_folder(lua_State *L, const char *folder) {
   return pgl_fail_text(L, PG_EIO, text);
 }
 
+/* folder() -> where this user's sockets are: in the runtime directory, else in /tmp. */
+static int socket_folder(lua_State *L) {
+  const char *runtime = getenv("XDG_RUNTIME_DIR");
+  struct stat s;
+  if (runtime && runtime[0] == '/' && stat(runtime, &s) == 0 && S_ISDIR(s.st_mode) &&
+      s.st_uid == geteuid())
+    lua_pushfstring(L, "%s/perigee", runtime);
+  else
+    lua_pushfstring(L, "/tmp/perigee-%d", (int)geteuid());
+  return 1;
+}
+
 /* listen(folder, name) -> socket, path. The folder is made with mode 0700, the socket is 0600. */
 static int socket_listen(lua_State *L) {
   const char *folder = pgl_string(L, 1, "folder"), *name = pgl_string(L, 2, "name");
@@ -103,6 +116,8 @@ static int socket_listen(lua_State *L) {
 /* listener:accept() -> socket | nil when nobody waits | nil, text when somebody was refused */
 static int socket_accept(lua_State *L) {
   unix_socket *listener = check_socket(L, 1);
+  struct pollfd waiting = {.fd = listener->fd, .events = POLLIN};
+  if (poll(&waiting, 1, 0) <= 0) return 0; /* accept makes a socket before it looks */
   const int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) return 0;
   if (!same_user(fd)) {
@@ -184,8 +199,11 @@ static const luaL_Reg methods[] = {{"accept", socket_accept},
                                    {"send", socket_send},
                                    {"close", socket_close},
                                    {NULL, NULL}};
-static const luaL_Reg functions[] = {
-    {"listen", socket_listen}, {"connect", socket_connect}, {"wait", socket_wait}, {NULL, NULL}};
+static const luaL_Reg functions[] = {{"folder", socket_folder},
+                                     {"listen", socket_listen},
+                                     {"connect", socket_connect},
+                                     {"wait", socket_wait},
+                                     {NULL, NULL}};
 
 void pgl_open_socket(lua_State *L) {
   luaL_newmetatable(L, PGL_SOCKET);

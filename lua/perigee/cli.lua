@@ -206,6 +206,7 @@ cli.training_options = {
       .. "(default: profile.json in the run directory)" },
   { name = "rank-timeout", value = "TIME", kind = "duration",
     help = "with several ranks: how long to wait for another one (default 10m)" },
+  { name = "no-attach", help = "let nobody attach: no socket" },
   { name = "quiet", help = "print nothing but errors" },
 }
 

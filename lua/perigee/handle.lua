@@ -53,6 +53,7 @@ end
 function methods.stop(handle, reason)
   local run = open_run(handle)
   run.stop_reason = reason == nil and "run:stop" or check.string(nil, "reason", reason)
+  run:changed("stop: " .. run.stop_reason)
 end
 
 function methods.close(handle) inner(handle):close() end
@@ -65,7 +66,10 @@ function methods.checkpoint(handle)
     errors.misuse("the run is in memory, its directory is left alone: save(\"FOLDER\") writes a "
       .. "checkpoint elsewhere")
   end
-  if run.status ~= "running" or run.line_written then return run:save_checkpoint() end
+  local alone = run.world > 1 and run.attached and run.attached.serving
+  if (run.status ~= "running" or run.line_written) and not alone then
+    return core.uninterrupted(run.save_checkpoint, run)
+  end
   run.save_requested = true
   return checkpoints.path(run.out, run.update)
 end
@@ -170,6 +174,17 @@ function methods.parameter(handle, name)
     check.show(name), keys.nearest(name:sub(1, 80), known))
 end
 
+-- A client of a live run is served by rank 0 alone, while the others wait for its next step.
+local function together(run, what)
+  if run.world > 1 and run.attached and run.attached.serving then
+    errors.misuse("%s needs all %d ranks: a client runs on rank 0 alone", what, run.world)
+  end
+end
+
+local function named(names)
+  return #names == 1 and names[1] or ("%s and %d more"):format(names[1], #names - 1)
+end
+
 -- From the next update on, another optimizer for the selected parameters.
 function methods.set_optimizer(handle, selector, optimizer)
   local run = open_run(handle)
@@ -178,9 +193,38 @@ function methods.set_optimizer(handle, selector, optimizer)
   end
   local names = run:select(selector)
   local saved = optimizer:to_data()
-  run:change_optimizer(names, optimizer)
-  table.insert(run.changes, { update = run.update, parameters = core.json.array(names),
-    optimizer = saved })
+  together(run, "run:set_optimizer")
+  core.uninterrupted(function()
+    run:change_optimizer(names, optimizer)
+    table.insert(run.changes, { update = run.update, parameters = core.json.array(names),
+      optimizer = saved })
+    run:changed(("%s: %s"):format(named(names), optimizer:describe()))
+  end)
+end
+
+-- From the next update on, other hyperparameters: { lr = x }. Slots and update counts stay.
+function methods.set(handle, selector, changes)
+  local run = open_run(handle)
+  check.table(nil, "run:set", changes, "hyperparameters, as { lr = 1e-3 }")
+  local parts = {}
+  for name, value in pairs(changes) do
+    if type(value) == "function" then
+      errors.misuse("run:set: %s is a function, which a checkpoint cannot hold: give a number",
+        tostring(name))
+    end
+    parts[#parts + 1] = ("%s = %s"):format(name, type(value) == "table"
+      and ("{%s, %s}"):format(check.show(value[1]), check.show(value[2])) or check.show(value))
+  end
+  if #parts == 0 then check.fail(nil, "run:set", changes, "at least one hyperparameter") end
+  table.sort(parts)
+  local names = run:select(selector)
+  together(run, "run:set")
+  core.uninterrupted(function()
+    run:change_hypers(names, changes)
+    table.insert(run.changes, { update = run.update, parameters = core.json.array(names),
+      set = changes })
+    run:changed(("%s: %s"):format(named(names), table.concat(parts, ", ")))
+  end)
 end
 
 -- Change weights: fn(value) works on the parameter's tensor in place.
@@ -191,9 +235,13 @@ function methods.edit(handle, parameter, fn)
     check.fail(nil, "run:edit parameter", parameter, "a parameter of this run")
   end
   if type(fn) ~= "function" then check.fail(nil, "run:edit", fn, "a function(tensor)") end
+  together(run, "run:edit")
   -- What was changed before an error has been changed.
   local ok, e = pcall(fn, parameter.value)
-  errors.try(run.model:refresh(parameter.name))
+  core.uninterrupted(function()
+    errors.try(run.model:refresh(parameter.name))
+    run:changed(parameter.name .. ": edited")
+  end)
   if not ok then error(e, 0) end
 end
 
@@ -220,6 +268,7 @@ function methods.validate(handle, options)
   check.table(nil, "run:validate", options, "{ tokens = n }")
   keys.check(options, { "tokens" }, "run:validate")
   check.integer(nil, "run:validate tokens", options.tokens, 1)
+  together(run, "run:validate")
   return run:cancellable(function()
     return errors.try(run.core:validate { tokens = options.tokens })
   end)
@@ -243,6 +292,7 @@ end
 -- Hilbert RMS of a matrix (default: the head's increment) over a panel.
 function methods.hilbert(handle, panel, matrix, with_ranges)
   local run = open_run(handle)
+  together(run, "run:hilbert")
   return run:cancellable(function()
     return errors.try(run.core:hilbert(panel, matrix, with_ranges))
   end)

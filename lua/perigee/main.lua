@@ -15,6 +15,7 @@ local commands = {
   { "generate", "write text with a trained model" },
   { "data", "prepare or check training data" },
   { "repl", "a Lua prompt on runs and checkpoints" },
+  { "attach", "the same prompt inside a run that is training" },
   { "run", "run a Lua script with the module at hand" },
   { "bench", "how fast this machine trains" },
   { "doctor", "what this machine and this build can do" },

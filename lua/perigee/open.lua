@@ -14,7 +14,7 @@ local tracker = require "perigee.tracker"
 local open = {}
 
 local option_keys = { "out", "set", "device", "threads", "compute", "recompute", "micro",
-  "max_updates", "max_time", "quiet", "signals", "rank_timeout", "profile" }
+  "max_updates", "max_time", "quiet", "signals", "rank_timeout", "profile", "attach" }
 open.option_keys = option_keys
 
 function open.check_options(options, what)
@@ -26,6 +26,7 @@ function open.check_options(options, what)
   if options.recompute ~= nil then
     check.one_of(nil, "recompute", options.recompute, recipe.recompute)
   end
+  if options.attach ~= nil then check.boolean(nil, "attach", options.attach) end
   if options.max_updates ~= nil then check.integer(nil, "max_updates", options.max_updates, 1) end
   if options.max_time ~= nil then
     check.number(nil, "max_time", options.max_time, { min = 0, open_min = true })

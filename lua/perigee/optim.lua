@@ -89,6 +89,14 @@ local function build(descriptor, options, userdata)
   return setmetatable(self, Optimizer)
 end
 
+-- The same optimizer with some hyperparameters changed.
+function Optimizer:with(changes)
+  local options = { weight_decay_scale = self.decay_scale }
+  for name, value in pairs(self.hypers) do options[name] = value end
+  for name, value in pairs(changes) do options[name] = value end
+  return build(self.descriptor, options, self.userdata)
+end
+
 function optim.is(value) return getmetatable(value) == Optimizer end
 function Optimizer:is_frozen() return self.name == "frozen" end
 

@@ -106,7 +106,8 @@ function Run:assign(optimizer, parameters, schedule, decay_scale)
     independent_decay = (decay_scale or optimizer.decay_scale) == "independent",
     parameters = parameters,
   })
-  self.assignments[index] = { optimizer = optimizer, schedule = schedule, index = index }
+  self.assignments[index] = { optimizer = optimizer, schedule = schedule, index = index,
+    decay_scale = decay_scale }
   for _, parameter in ipairs(parameters) do self.owner[parameter.name] = index end
   return index
 end
@@ -125,6 +126,29 @@ function Run:change_optimizer(names, optimizer)
   for _, schedule in ipairs(order) do
     self:assign(optimizer, groups[schedule], schedule ~= self.spec.schedule and schedule or nil)
   end
+end
+
+-- run:set: other hyperparameters for the same optimizers, whose slots and schedules stay.
+function Run:change_hypers(names, changes)
+  local order, groups, made = {}, {}, {}
+  for _, name in ipairs(names) do
+    local index = self.owner[name]
+    if not groups[index] then
+      groups[index], made[index] = {}, self.assignments[index].optimizer:with(changes)
+      order[#order + 1] = index
+    end
+    table.insert(groups[index], self.by_name[name])
+  end
+  for _, index in ipairs(order) do
+    local before = self.assignments[index]
+    self:assign(made[index], groups[index], before.schedule, before.decay_scale)
+  end
+end
+
+-- A change from outside the recipe: what was saved of this update no longer holds.
+function Run:changed(text)
+  self.saved_update = nil
+  if self.attached then self.attached:note(text) end
 end
 
 -- Scales and function-valued hyperparameters of update index t.
@@ -367,6 +391,9 @@ function Run:start()
   self.started = core.clock()
   if self.options.max_time then self.deadline = self.started + self.options.max_time end
   if self.options.signals then core.signals.install() end
+  if self.options.attach and self.rank == 0 then
+    self.attached = require("perigee.attach.server").open(self)
+  end
 end
 
 -- Seconds of all sessions.
@@ -424,6 +451,7 @@ function Run:next_update()
   if self.status ~= "running" then return nil end
   self:begin()
   self:finish_update()
+  if self.attached then self.attached:pump() end
   local status, reason = self:ending()
   if status then
     self:conclude(status, reason)
@@ -461,6 +489,7 @@ end
 function Run:release()
   if self.closed then return end
   self.closed = true
+  if self.attached then self.attached:close() end
   if self.lock then core.fs.unlock(self.lock) end
   if self.console then self.console:clear() end
   if self.random then random.release(self.random) end

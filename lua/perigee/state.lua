@@ -86,9 +86,13 @@ function state.replay_changes(run, host, keep)
       if not keep or keep[parameter.role] then names[#names + 1] = name end
     end
     if #names > 0 then
-      run:change_optimizer(names, optim.from_data(change.optimizer))
+      if change.set then
+        run:change_hypers(names, change.set)
+      else
+        run:change_optimizer(names, optim.from_data(change.optimizer))
+      end
       run.changes[#run.changes + 1] = { update = change.update,
-        parameters = core.json.array(names), optimizer = change.optimizer }
+        parameters = core.json.array(names), optimizer = change.optimizer, set = change.set }
     end
   end
 end

@@ -53,6 +53,7 @@ return function(words)
   end
   options.set = cli.settings(options.set)
   options.signals = true
+  options.attach, options.no_attach = not options.no_attach, nil
   options.fork = recipe.checked_fork("fork",
     { positional[1], slots = slots_policy(options.slots), data = options.data })
   options.data, options.slots = nil, nil

@@ -26,6 +26,7 @@ return function(words)
   end
   options.set = cli.settings(options.set)
   options.signals = true
+  options.attach, options.no_attach = not options.no_attach, nil
   local handle = session.resume(positional[1], options)
   local run = runs.inner(handle)
   if run.already_finished then

@@ -24,6 +24,7 @@ return function(words)
   end
   options.set = cli.settings(options.set)
   options.signals = true
+  options.attach, options.no_attach = not options.no_attach, nil
   if options.dry_run then
     options.dry_run = nil
     return plan(positional[1], options)

@@ -28,7 +28,7 @@ end
 -- Show one outcome; true when it was a success.
 local function report(host, outcome, json)
   if json then
-    local ok, line = pcall(show.json, outcome)
+    local ok, line = pcall(host.json or show.json, outcome)
     if not ok then
       line = show.json { ok = false, error = "the result cannot be written: " .. errors.text(line) }
     end

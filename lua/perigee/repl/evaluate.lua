@@ -24,6 +24,7 @@ local most_frames = 6
 local function short_trace(trace)
   local frames = {}
   for frame in trace:gmatch("\n%s*([^\n]+)") do
+    if frame:find("repl/evaluate.lua:", 1, true) then break end
     if not frame:find("^%[C%]") and not frame:find("lua/perigee/[%w_/]+%.lua:")
       and not frame:find("^%(?%.%.%.") and #frames < most_frames then
       frames[#frames + 1] = "  " .. frame

@@ -1,0 +1,241 @@
+-- A live run's ear: clients of the same user connect to a Unix socket, and what they send is run by
+-- the training thread between two updates, one command at a time, each with a time limit.
+--
+-- run.lua calls pump() at that one safe point; without clients that costs one accept() that finds
+-- nobody. Whatever a client does, training goes on: a command that fails or takes too long is
+-- answered with an error, and a client that goes away ends its command.
+local core = require "perigee.core"
+local directory = require "perigee.directory"
+local errors = require "perigee.errors"
+local names = require "perigee.attach.names"
+local protocol = require "perigee.attach.protocol"
+local show = require "perigee.repl.print"
+
+local server = {}
+
+local Server = {}
+Server.__index = Server
+
+local time_limit = 10 -- seconds, unless a client asks for another
+local most_clients = 16
+
+local opened = 0 -- in this process
+
+-- Sockets that killed processes left behind.
+local function sweep(folder)
+  if core.fs.kind(folder) ~= "directory" then return end
+  for _, name in ipairs(core.fs.list(folder) or {}) do
+    local pid = name:match("^(%d+)%-%d+%.sock$")
+    if pid and not core.fs.exists("/proc/" .. pid) then core.fs.remove(folder .. "/" .. name) end
+  end
+end
+
+-- Listen for clients of a run; nil and a note when that is not possible: training needs no clients.
+function server.open(run)
+  local host, folder = core.host(), core.socket.folder()
+  opened = opened + 1
+  sweep(folder)
+  local listener, path = core.socket.listen(folder, ("%d-%d.sock"):format(host.pid, opened))
+  if not listener then
+    run.console:note("no clients can attach: " .. path)
+    return nil
+  end
+  directory.write_json(run.out .. "/attach.json", directory.object {
+    { "socket", path }, { "pid", host.pid }, { "hostname", host.hostname },
+    { "job", os.getenv "SLURM_JOB_ID" }, { "started_at", core.time() } })
+  return setmetatable({ run = run, listener = listener, path = path, clients = {}, hooks = {},
+    count = 0, changes = {} }, Server)
+end
+
+function Server:close()
+  if self.closed then return end
+  self.closed = true
+  for _, client in ipairs(self.clients) do
+    client.channel:send { over = ("the run has ended: %s at update %d"):format(self.run.status,
+      self.run.update) }
+    client.channel:close()
+  end
+  self.clients = {}
+  self.listener:close()
+  core.fs.remove(self.run.out .. "/attach.json")
+end
+
+-- ---- clients -------------------------------------------------------------------------------
+
+-- What a command prints, at once. A client that does not read holds up its own command only until
+-- the time limit.
+local function output(client, text)
+  local channel = client.channel
+  channel:send { output = utf8.len(text) and text or show.quoted(text, #text) }
+  while channel.size > 1 << 16 and not channel.gone do
+    core.socket.wait({}, 0.02, { channel.socket })
+    channel:flush()
+  end
+end
+
+function Server:greet(socket)
+  local workspace = require "perigee.repl.workspace"
+  local view = require "perigee.repl.view"
+  self.count = self.count + 1
+  local run = self.run
+  local client = { number = self.count, limit = time_limit, channel = protocol.channel(socket) }
+  if #self.clients >= most_clients then
+    client.channel:send { over = ("%d clients are attached already"):format(most_clients) }
+    client.channel:close()
+    return
+  end
+  client.workspace = workspace.new { ctx = run.ctx, functions = names.of(self, client),
+    out = function(text) output(client, text) end }
+  client.workspace:add(view.of_run(run.handle))
+  self.clients[#self.clients + 1] = client
+  client.channel:send { hello = { version = core.version, name = run.spec.name, out = run.out,
+    update = run.update, last = run.last, world = run.world, limit = client.limit,
+    client = client.number } }
+end
+
+-- To all clients.
+function Server:tell(text)
+  for _, client in ipairs(self.clients) do client.channel:send { output = text } end
+end
+
+local function drop_gone(self)
+  local left = {}
+  for _, client in ipairs(self.clients) do
+    if client.channel.gone then
+      client.channel:close()
+      if self.paused and self.paused.client == client and not self.paused.stay then
+        self.paused = nil
+        self:record { { "attach/update", self.run.update }, { "attach/client", client.number },
+          { "attach/changes", core.json.array { "continue: the client that paused has left" } } }
+      end
+    else
+      left[#left + 1] = client
+    end
+  end
+  self.clients = left
+end
+
+-- ---- commands ------------------------------------------------------------------------------
+
+-- A line of its own in metrics.jsonl: { name, value } …, those without a value left out.
+function Server:record(list)
+  local line = {}
+  for _, entry in ipairs(list) do
+    if entry[2] ~= nil then line[#line + 1] = entry end
+  end
+  if self.run.metrics then errors.try(self.run.metrics:write(line)) end
+end
+
+-- A change that the command in progress made, in words.
+function Server:note(text)
+  if self.serving then table.insert(self.changes, text) end
+end
+
+local function printable(text, most)
+  text = #text > most and text:sub(1, most) .. "…" or text
+  return utf8.len(text) and text or show.quoted(text, #text)
+end
+
+-- Run one command and answer it. What it did is recorded: its text, how it ended, its changes.
+function Server:serve(client, message)
+  local run = self.run
+  local code = message.run
+  if message.cancelled then
+    client.channel:send { id = message.id, result = { ok = false, error = "interrupted",
+      text = "interrupted\n" } }
+    return
+  end
+  client.channel:send { id = message.id, began = true }
+  local limits = { seconds = client.limit, socket = client.channel.socket }
+  self.changes, self.serving = {}, true
+  run.saved_update = nil -- whatever the command changes: what was saved may not hold any more
+  run.busy = true
+  local outcome = client.workspace:run(code, limits)
+  local result
+  if outcome == "incomplete" then
+    outcome = { ok = false, error = "the chunk is incomplete" }
+  end
+  if message.json then
+    local ok, text = core.guard(limits, show.json, outcome)
+    result = { ok = outcome.ok, json = ok and text
+      or show.json { ok = false, error = "the result cannot be written: " .. errors.text(text) } }
+  else
+    result = { ok = outcome.ok, text = client.workspace:shown(outcome, limits) }
+    if not utf8.len(result.text) then result.text = show.quoted(result.text, #result.text) end
+  end
+  run.busy = false
+  self.serving = false
+  self:record { { "attach/update", run.update }, { "attach/client", client.number },
+    { "attach/command", printable(code, 4000) }, { "attach/ok", outcome.ok },
+    { "attach/error", not outcome.ok and printable(outcome.error, 1000) or nil },
+    { "attach/changes", #self.changes > 0 and core.json.array(self.changes) or nil } }
+  result.reason, result.values = outcome.reason, outcome.ok and outcome.values.n or nil
+  client.channel:send { id = message.id, result = result }
+end
+
+local function complete(client, message)
+  local insert, list = client.workspace:complete(tostring(message.complete))
+  client.channel:send { id = message.id, insert = insert, show = list }
+end
+
+-- Messages that have arrived, not endlessly many: training waits.
+local function answer(self, client)
+  client.channel:flush()
+  for _ = 1, 16 do
+    local message = client.channel:receive()
+    if not message then return end
+    if type(message.run) == "string" then
+      self:serve(client, message)
+    elseif message.complete then
+      complete(client, message)
+    else
+      client.channel.gone = true
+      return
+    end
+  end
+end
+
+local function accept_all(self)
+  while true do
+    local socket, refused = self.listener:accept()
+    if not socket then
+      if refused then self.run.console:note("attach: " .. refused) end
+      return refused and accept_all(self)
+    end
+    self:greet(socket)
+  end
+end
+
+local function wait(self, seconds)
+  local list = { self.listener }
+  for _, client in ipairs(self.clients) do list[#list + 1] = client.channel.socket end
+  core.socket.wait(list, seconds)
+end
+
+-- Serve who is there; while paused, until training may go on.
+local function serve_all(self)
+  accept_all(self)
+  if #self.clients == 0 and not self.paused then return end
+  local waited = false
+  while true do
+    for _, client in ipairs(self.clients) do answer(self, client) end
+    drop_gone(self)
+    if not self.paused or self.run:signal() or self.run.stop_reason then break end
+    waited = true
+    wait(self, 0.2)
+    accept_all(self)
+  end
+  if waited then self.run.progress_clock = core.clock() end -- no part of the next update's time
+end
+
+-- Between two updates. What goes wrong here costs the clients, not the training.
+function Server:pump()
+  local ok, problem = pcall(serve_all, self)
+  if ok then return end
+  self.run.busy, self.serving, self.paused = false, false, nil
+  self.run.console:note("attach: " .. errors.text(problem))
+  for _, client in ipairs(self.clients) do client.channel:close() end
+  self.clients = {}
+end
+
+return server
