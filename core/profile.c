@@ -10,7 +10,7 @@
 #include <string.h>
 
 typedef struct event {
-  const char *operation;
+  const char *operation, *caller;
   pg_part part;
   int64_t begin, end; /* time stamps; end is -1 until it has ended */
   pg_cost cost;
@@ -103,8 +103,11 @@ void pg__profile_begin(pg_context *ctx, pg_part part, const char *operation) {
   if (p->lost) return;
   if (part == PG__PART_BY_OPERATION) part = p->part;
   if (part == PG__PART_BY_OPERATION) part = part_of(operation);
-  p->recorded[p->count++] =
-      (event){.operation = operation, .part = part, .begin = stamp(ctx), .end = -1};
+  p->recorded[p->count++] = (event){.operation = operation,
+                                    .caller = p->span < 0 ? "" : p->spans[p->span].name,
+                                    .part = part,
+                                    .begin = stamp(ctx),
+                                    .end = -1};
 }
 
 pg_cost *pg__profile_end(pg_context *ctx) {
@@ -173,6 +176,7 @@ static bool sum_up(pg_profile *p, const double *seconds) {
     const event *e = &p->recorded[i];
     const double begin = seconds[e->begin], end = e->end < 0 ? begin : seconds[e->end];
     p->events[i] = (pg_profile_event){.operation = e->operation,
+                                      .caller = e->caller,
                                       .part = e->part,
                                       .begin = begin,
                                       .end = end,
@@ -180,11 +184,13 @@ static bool sum_up(pg_profile *p, const double *seconds) {
                                       .flops = e->cost.flops};
     size_t r = 0;
     while (r < p->row_count &&
-           (p->rows[r].part != e->part || strcmp(p->rows[r].operation, e->operation) != 0))
+           (p->rows[r].part != e->part || strcmp(p->rows[r].operation, e->operation) != 0 ||
+            strcmp(p->rows[r].caller, e->caller) != 0))
       r++;
     if (r == p->row_count) {
       if (!grow((void **)&p->rows, r, &capacity, sizeof *p->rows)) return false;
-      p->rows[p->row_count++] = (pg_profile_row){.operation = e->operation, .part = e->part};
+      p->rows[p->row_count++] =
+          (pg_profile_row){.operation = e->operation, .caller = e->caller, .part = e->part};
     }
     p->rows[r].calls++;
     p->rows[r].seconds += end - begin;

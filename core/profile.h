@@ -32,14 +32,15 @@ const char *pg_part_name(pg_part part); /* "head", "data_wait" */
 /* One call of an operation. Times in seconds since the start. */
 typedef struct pg_profile_event {
   const char *operation; /* its name in kernels.h, or of other work: "loader" */
+  const char *caller;    /* innermost span: "block forward", "muon", "clip"; "" outside */
   pg_part part;
   double begin, end;
   double bytes, flops; /* what it had to move and compute at least; 0 where nothing is known */
 } pg_profile_event;
 
-/* The calls of one operation for one part. */
+/* The calls of one operation by one caller for one part. */
 typedef struct pg_profile_row {
-  const char *operation;
+  const char *operation, *caller;
   pg_part part;
   int64_t calls;
   double seconds, bytes, flops;

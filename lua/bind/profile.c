@@ -11,8 +11,9 @@ int pgl_profile_start(lua_State *L) {
 }
 
 static void push_row(lua_State *L, const pg_profile_row *row) {
-  lua_createtable(L, 0, 6);
+  lua_createtable(L, 0, 7);
   pgl_set_string(L, "operation", row->operation);
+  pgl_set_string(L, "caller", row->caller);
   pgl_set_string(L, "part", pg_part_name(row->part));
   pgl_set_integer(L, "calls", row->calls);
   pgl_set_number(L, "seconds", row->seconds);
@@ -25,7 +26,8 @@ static void release(void *profile) {
 }
 
 /* ctx:profile_stop([path]) -> { seconds, parts = { head = seconds, ... }, operations = { {
- * operation, part, calls, seconds, bytes, flops }, ... } }, longest first; a trace goes to `path`
+ * operation, caller, part, calls, seconds, bytes, flops }, ... } }, longest first; a trace goes to
+ * `path`
  */
 int pgl_profile_stop(lua_State *L) {
   const char *path = lua_isnoneornil(L, 2) ? NULL : pgl_string(L, 2, "path");

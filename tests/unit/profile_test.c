@@ -126,12 +126,14 @@ TEST(products_are_counted) {
   size_t count;
   const pg_profile_row *rows = pg_profile_rows(profile, &count);
   double flops[PG_PARTS] = {0};
+  double newton_schulz = 0;
   int64_t loads = 0;
   for (size_t i = 0; i < count; i++) {
     flops[rows[i].part] += rows[i].flops;
     if (rows[i].part == PG_PART_DATA_WAIT) loads = rows[i].calls;
     if (!strcmp(rows[i].operation, "cross_entropy"))
       CHECK(rows[i].part == PG_PART_HEAD, "a cross entropy for %s", pg_part_name(rows[i].part));
+    if (!strcmp(rows[i].caller, "muon")) newton_schulz += rows[i].flops;
     if (!strcmp(rows[i].operation, "apply"))
       CHECK(rows[i].part == PG_PART_OPTIMIZER, "apply for %s", pg_part_name(rows[i].part));
   }
@@ -141,7 +143,8 @@ TEST(products_are_counted) {
   CHECK_CLOSE(flops[PG_PART_ATTENTION],
               7.0 * SEQUENCES * LAYERS * (double)(c->heads * c->head_dim) * CONTEXT * (CONTEXT + 1),
               1e-12);
-  CHECK(flops[PG_PART_OPTIMIZER] > 0, "Muon makes no products");
+  CHECK(flops[PG_PART_OPTIMIZER] > 0 && newton_schulz == flops[PG_PART_OPTIMIZER],
+        "%g FLOP in the optimizer, %g of them Muon's", flops[PG_PART_OPTIMIZER], newton_schulz);
   CHECK(loads == SEQUENCES / MICRO, "%lld micro-batches", (long long)loads);
   pg_profile_free(profile);
   close_trial(&t);

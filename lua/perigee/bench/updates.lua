@@ -72,6 +72,12 @@ local function profiled(ctx, run)
   end
   share.between = 1 - sum
   profile.parts = share
+  profile.newton_schulz = 0.0
+  for _, row in ipairs(profile.operations) do
+    if row.caller == "muon" and row.operation == "gemm" then
+      profile.newton_schulz = profile.newton_schulz + row.seconds
+    end
+  end
   return profile
 end
 
@@ -108,6 +114,7 @@ function updates.measure(ctx, case, peak)
       { "utilisation", flops * tokens / seconds / peak },
       { "peak_memory_bytes", memory },
       { "parts", profile.parts }, { "profile_seconds", profile.seconds },
+      { "newton_schulz_seconds", profile.newton_schulz },
       { "operations", profile.operations },
       { "data_wait_seconds", wait / case.updates },
       { "diameter_seconds", diameter },
