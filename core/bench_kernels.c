@@ -361,6 +361,13 @@ static int case_adamw(pg__bench *b) {
   const pg_target to = target(b);
   TIME(b, adamw, &h, g, head_size(b), m, v, &to);
 }
+static int case_rownorm(pg__bench *b) {
+  const pg_rownorm h = {1e-3, 0.95, 1e-8};
+  const float *g = normal_floats(b, head_size(b), 1);
+  float *momentum = normal_floats(b, head_size(b), 1);
+  const pg_target to = target(b);
+  TIME(b, rownorm, &h, g, b->sizes->config.vocab, width(b), momentum, &to);
+}
 static int case_convert(pg__bench *b) {
   const float *x = normal_floats(b, head_size(b), 1);
   void *y = pg__bench_zeros(b, (size_t)head_size(b) * 2);
@@ -459,6 +466,7 @@ const pg__bench_case pg__bench_cases[] = {
     {case_clip_apply},
     {case_apply},
     {case_adamw},
+    {case_rownorm},
     {case_convert},
     {case_binary},
     {case_scalar},
