@@ -24,6 +24,7 @@
 #include "tensor.h"
 #include "tensor_ops.h"
 #include "tokenizer.h"
+#include "trial.h"
 #include "version.h"
 
 #endif

@@ -106,6 +106,8 @@ int pg_run_step(pg_run *run, pg_step *out);
  * advances. pg_run_step is this plus pg_run_apply. */
 int pg_run_gradients(pg_run *run, pg_step *out);
 int pg_run_apply(pg_run *run, pg_step *out);
+/* Back to a data position, after gradients that were only looked at: they cannot be applied. */
+int pg_run_rewind(pg_run *run, const pg_loader_state *position);
 
 int64_t pg_run_updates(const pg_run *run);
 int64_t pg_run_tokens(const pg_run *run);

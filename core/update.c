@@ -344,6 +344,11 @@ fail:
   return status;
 }
 
+int pg_run_rewind(pg_run *run, const pg_loader_state *position) {
+  run->have_gradients = false;
+  return pg_loader_set_state(run->loader, position);
+}
+
 int pg_run_step(pg_run *run, pg_step *out) {
   int status;
   PG_TRY(pg_run_gradients(run, out));

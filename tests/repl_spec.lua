@@ -258,6 +258,113 @@ describe("what is opened", function()
   end)
 end)
 
+describe("compare", function()
+  it("gives the difference of the losses with an interval, distances and contexts", function()
+    local older = out .. "/checkpoints/00000010"
+    local c, from, to = values("compare(a, b, 128), a.run:validate { tokens = 128 }.loss, " ..
+      "b.run:validate { tokens = 128 }.loss", { older, out })
+    -- Eight sequences of 16 in other batches: fp32 losses near 5, summed in fp64.
+    assert.is_true(math.abs(c.loss[1] - from) < 1e-5 and math.abs(c.loss[2] - to) < 1e-5)
+    assert.equal(c.loss[2] - c.loss[1], c.difference)
+    assert.is_true(c.interval[1] < c.difference and c.difference < c.interval[2])
+    assert.is_true(c.interval[2] < 0) -- training helps
+    assert.equal(8, c.sequences)
+    assert.is_true(c.median <= c.p90 and c.p90 <= c.max and c.rms <= c.max)
+    for _, entry in ipairs(c.worst) do
+      assert.is_true(math.abs(entry.loss[2] - entry.loss[1]) <= entry.distance)
+      assert.is_true(#entry.text > 0 and #entry.next > 0)
+    end
+    local same = values("compare(a, a, 64)", { out })
+    assert.equal(0, same.difference)
+    assert.equal(0, same.max)
+    assert.same({ 0, 0 }, same.interval)
+  end)
+
+  it("resamples sequences as the formula says", function()
+    local compare = require "perigee.repl.compare"
+    -- All sequences alike: no spread. Two values: the mean of n draws is binomial; 95 % of it is
+    -- within 1.96 standard errors of 0.5, here 0.098; a bootstrap of 2000 rounds misses that by a
+    -- standard error of its quantiles, 0.098 * 0.05.
+    assert.same({ 0.25, 0.25 }, compare.bootstrap({ 1, 1, 1 }, { 4, 4, 4 }, 0.95))
+    local sums, lengths = {}, {}
+    for i = 1, 100 do sums[i], lengths[i] = i % 2, 1 end
+    local interval = compare.bootstrap(sums, lengths, 0.95)
+    assert.is_true(math.abs(interval[1] - 0.402) < 0.02 and math.abs(interval[2] - 0.598) < 0.02)
+    assert.is_nil(compare.bootstrap({ 1 }, { 4 }, 0.95))
+  end)
+end)
+
+describe("training at the prompt", function()
+  it("steps exactly as the run did, in memory", function()
+    local older = out .. "/checkpoints/00000010"
+    -- 10 more updates reach the weights of the checkpoint at 20, bit for bit.
+    assert.is_true(values("(step(10).update == 20 and (a.head.value - b.head.value):norm() == 0 " ..
+      "and a.inc:eq(b.inc):min() == 1)", { older, out }))
+    local code, _, err = eval "step()"
+    assert.equal(1, code)
+    assert.is_true(support.one_line(err, "finished at update 20"), err)
+    local count = select(2, support.read(out .. "/metrics.jsonl"):gsub("\n", ""))
+    assert.equal(0, (support.perigee { "repl", older, "-e", "step(10)", "-e", "run:edit('lm_head" ..
+      ".weight', function(w) w:mul_(2) end)" }))
+    assert.equal(count, select(2, support.read(out .. "/metrics.jsonl"):gsub("\n", "")))
+    assert.equal(4, #core.fs.list(out .. "/checkpoints") + 1)
+    -- A second checkpoint where it is asked for.
+    local saved = folder .. "/saved"
+    code, _, err = support.perigee { "repl", older, "-e", "step(2)", "-e",
+      ("save %q"):format(saved) }
+    assert.equal(0, code, err)
+    assert.equal(12, values("a.update", { saved }))
+  end)
+
+  it("answers what another optimizer would do and changes nothing", function()
+    local older = out .. "/checkpoints/00000010"
+    local code = [[
+      local loader = run.epoch
+      local lua = pg.optim.define { name = "plain", slots = { momentum = "matrix" },
+        defaults = { lr = 1, beta = 0.5 }, increment = function(w, h)
+          return w.slots.momentum:lerp_(w.gradient, 1 - h.beta):mul(-h.lr * w.updates)
+        end }
+      local w = what_if({ pg.optim.rownorm { lr = 3.2e-3 }, pg.optim.adamw { lr = 1e-3 },
+        lua { lr = 0.1 } }, { warm = WARM, panel = 64 })
+      local u = pg.random.uniform()
+      step(1)
+      local tried = w.optimizers
+      return tried, tried[1].increment:eq(inc):min(), run.batch_hash, head.value:norm(), u,
+        inc:norm()]]
+    local w, first, hash, norm, draw, made = values(code:gsub("WARM", "0"), { older })
+    assert.equal(1, first) -- "now" is what the next step made, bit for bit
+    assert.equal(made, w[1].norm)
+    assert.equal("rownorm", w[1].name:match("now: (.*)"))
+    -- The same optimizer with the same settings begins with the same slots.
+    assert.equal(w[1].norm, w[2].norm)
+    assert.is_true(math.abs(w[2].cosine - 1) < 1e-6)
+    assert.is_true(w[2].gain > 0 and w[3].gain > 0 and w[4].gain > 0)
+    assert.is_true(w[1].diameter <= 2 * w[1].lr * (1 + 1e-6)) -- RowNorm's bound
+    assert.is_true(w[3].hilbert > 0 and w[3].cosine < 1)
+    local later, _, hash2, norm2, draw2, made2 = values(code:gsub("WARM", "3"), { older })
+    assert.same({ hash, norm, draw, made }, { hash2, norm2, draw2, made2 })
+    assert.not_equal(w[1].norm, later[1].norm)
+    local plain = table.pack(values([[local u = pg.random.uniform() step(1)
+      return run.batch_hash, head.value:norm(), u, inc:norm()]], { older }))
+    plain.n = nil
+    assert.same({ hash, norm, draw, made }, plain)
+    for bad, part in pairs { ["what_if(3)"] = "an optimizer",
+      ["what_if(pg.optim.frozen())"] = "makes no increments",
+      ["what_if(pg.optim.adamw {}, { parameter = 'x' })"] = "no parameter is called" } do
+      local _, _, err = eval(bad)
+      assert.is_true(support.one_line(err, part), err)
+    end
+  end)
+
+  it("can be interrupted and goes on", function()
+    local code, shown, err = terminal({ "< > ", "> step(1)", "< now at 11",
+      "> for i = 1, 1e9 do what_if(pg.optim.adamw {}, { warm = 20 }) end", ". 700", "^C",
+      "< interrupted", "> step(1)", "< now at 12", "> run.update", "< 12", "^D" },
+      { "repl", out .. "/checkpoints/00000010" })
+    assert.equal(0, code, shown .. err)
+  end)
+end)
+
 describe("help", function()
   it("knows recipe keys, methods, metrics, optimizers and values", function()
     for code, parts in pairs {

@@ -38,7 +38,7 @@ struct pgl_object {
 };
 
 extern const pgl_kind pgl_context_kind, pgl_model_kind, pgl_run_kind, pgl_panel_kind,
-    pgl_optimizer_kind, pgl_tokenizer_kind, pgl_metrics_kind, pgl_comm_kind;
+    pgl_optimizer_kind, pgl_tokenizer_kind, pgl_metrics_kind, pgl_comm_kind, pgl_trial_kind;
 
 /* Push a userdata of this kind with an object without resource, child of `parent` (may be NULL,
  * else its userdata is on the stack). The caller stores into ->resource. */
@@ -165,12 +165,25 @@ typedef struct pgl_frame {
 } pgl_frame;
 enum { PGL_FRAME_RUN = 1, PGL_FRAME_MODEL = 2, PGL_FRAME_ERROR = 3 }; /* stack of run:step */
 extern _Thread_local pgl_frame *pgl_frames;
+/* Begin work that may call optimizers written in Lua, on the stack { run, model, nil }.
+ * pgl_frame_end raises the error of such an optimizer, and returns true unless `status` is an
+ * error; then its results are pushed. */
+void pgl_frame_begin(lua_State *L, pgl_frame *frame, pgl_object *run);
+bool pgl_frame_end(lua_State *L, pgl_frame *frame, int status);
+/* Keep an optimizer's userdata at `arg` with the run's at `run`. */
+int pgl_run_keep(lua_State *L, int run, int arg);
+void pgl_push_run_model(lua_State *L, int run); /* the model's userdata */
 /* The run at `arg`, which must not be inside a step. */
 pgl_object *pgl_check_run(lua_State *L, int arg, const char *method);
 int pgl_run_validate(lua_State *L); /* methods in geometry.c */
 int pgl_run_panel(lua_State *L);
 int pgl_run_hilbert(lua_State *L);
+int pgl_run_trial(lua_State *L); /* methods in trial.c */
+int pgl_run_gradients(lua_State *L);
+int pgl_run_rewind(lua_State *L);
+void pgl_push_step(lua_State *L, const pg_step *step);
 void pgl_open_run(lua_State *L);
+void pgl_open_trial(lua_State *L);
 
 /* ---- optimizers (optimizer.c) ------------------------------------------------------------ */
 typedef struct pgl_optimizer {

@@ -208,7 +208,7 @@ void pgl_push_parameter(lua_State *L, int model, const pg_parameter *p) {
   push_parameters(L, model);
   const pg_model *m = check_model(L, model)->model;
   size_t i = 0;
-  while (i < pg_model_count(m) && pg_model_parameter(m, i) != p) i++;
+  while (i < pg_model_count(m) && pg_model_parameter(m, i)->name != p->name) i++;
   lua_rawgeti(L, -1, (lua_Integer)i + 1); /* nil past the end */
   lua_remove(L, -2);
 }

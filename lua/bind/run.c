@@ -119,6 +119,21 @@ static bool keep_optimizer(pgl_run *r, pgl_object *optimizer) {
   return true;
 }
 
+void pgl_push_run_model(lua_State *L, int run) {
+  lua_getiuservalue(L, run, RUN_MODEL);
+}
+
+int pgl_run_keep(lua_State *L, int run, int arg) {
+  pgl_run *r = pgl_check(L, run, &pgl_run_kind)->resource;
+  pgl_object *optimizer = pgl_check(L, arg, &pgl_optimizer_kind);
+  lua_pushvalue(L, arg);
+  lua_getiuservalue(L, run, RUN_OPTIMIZERS);
+  lua_insert(L, -2);
+  lua_rawsetp(L, -2, optimizer->resource);
+  lua_pop(L, 1);
+  return keep_optimizer(r, optimizer) ? 0 : PG_ENOMEM;
+}
+
 /* run:assign{ optimizer, hypers, independent_decay, parameters } -> index */
 static int run_assign(lua_State *L) {
   static const char *const keys[] = {"optimizer", "hypers", "independent_decay", "parameters",
@@ -203,7 +218,7 @@ static int run_check(lua_State *L) {
 
 /* ---- the step ---------------------------------------------------------------------------------
  */
-static void push_step(lua_State *L, const pg_step *step) {
+void pgl_push_step(lua_State *L, const pg_step *step) {
   char hash[20];
   snprintf(hash, sizeof hash, "%016" PRIx64, step->batch_hash);
   lua_createtable(L, 0, 8);
@@ -217,31 +232,38 @@ static void push_step(lua_State *L, const pg_step *step) {
   pgl_set_number(L, "wait_seconds", step->wait_seconds);
 }
 
-/* run:step(). Optimizers written in Lua are called inside pg_run_step, on this stack. The run is
- * held meanwhile, so that closing it in there takes effect afterwards. */
+void pgl_frame_begin(lua_State *L, pgl_frame *frame, pgl_object *run) {
+  *frame = (pgl_frame){.L = L, .run = run, .previous = pgl_frames};
+  pgl_frames = frame;
+  ((pgl_run *)run->resource)->busy = true;
+  pgl_hold(run);
+}
+
+/* Closing the run in there takes effect now. */
+bool pgl_frame_end(lua_State *L, pgl_frame *frame, int status) {
+  char message[sizeof((struct pg_context *)0)->message] = "";
+  pgl_frames = frame->previous;
+  ((pgl_run *)frame->run->resource)->busy = false;
+  if (status < 0)
+    snprintf(message, sizeof message, "%s", pg_context_message(pgl_context(frame->run)));
+  pgl_drop(frame->run);
+  lua_settop(L, PGL_FRAME_ERROR);
+  if (frame->failed) lua_error(L);
+  if (status < 0) pgl_fail_text(L, status, message);
+  return status >= 0;
+}
+
+/* run:step(). Optimizers written in Lua are called inside pg_run_step, on this stack. */
 static int run_step(lua_State *L) {
   pgl_object *o = pgl_check_run(L, 1, "step");
-  pgl_run *r = o->resource;
+  pgl_frame frame;
   pg_step step;
-  char message[sizeof((struct pg_context *)0)->message] = "";
   lua_settop(L, 1);
   lua_getiuservalue(L, 1, RUN_MODEL);
   lua_pushnil(L); /* PGL_FRAME_ERROR */
-
-  pgl_frame frame = {.L = L, .run = o, .previous = pgl_frames};
-  pgl_frames = &frame;
-  r->busy = true;
-  pgl_hold(o);
-  int status = pg_run_step(r->run, &step);
-  pgl_frames = frame.previous;
-  r->busy = false;
-  if (status < 0) snprintf(message, sizeof message, "%s", pg_context_message(pgl_context(o)));
-  pgl_drop(o);
-
-  lua_settop(L, PGL_FRAME_ERROR);
-  if (frame.failed) return lua_error(L);
-  if (status < 0) return pgl_fail_text(L, status, message);
-  push_step(L, &step);
+  pgl_frame_begin(L, &frame, o);
+  if (!pgl_frame_end(L, &frame, pg_run_step(((pgl_run *)o->resource)->run, &step))) return 3;
+  pgl_push_step(L, &step);
   return 1;
 }
 
@@ -370,6 +392,9 @@ static const luaL_Reg methods[] = {{"assign", run_assign},
                                    {"set", run_set},
                                    {"check", run_check},
                                    {"step", run_step},
+                                   {"gradients", pgl_run_gradients},
+                                   {"rewind", pgl_run_rewind},
+                                   {"trial", pgl_run_trial},
                                    {"save", run_save},
                                    {"load", run_load},
                                    {"updates", run_updates},

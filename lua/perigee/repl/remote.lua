@@ -29,7 +29,8 @@ end
 local function connect(path, place)
   local here = core.host().hostname
   if place.hostname ~= here then
-    local job = place.job and ("srun --jobid %s --overlap --pty -w %s"):format(place.job, place.hostname)
+    local job = place.job
+      and ("srun --jobid %s --overlap --pty -w %s"):format(place.job, place.hostname)
     errors.world(("EIO: the run is live on %s and this is %s: %s perigee attach %s"):format(
       tostring(place.hostname), here, job or "ssh -t " .. tostring(place.hostname), path), "EIO")
   end

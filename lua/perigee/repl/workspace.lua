@@ -9,6 +9,8 @@ local help = require "perigee.repl.help"
 local measure = require "perigee.repl.measure"
 local show = require "perigee.repl.print"
 local view = require "perigee.repl.view"
+require "perigee.repl.compare"
+require "perigee.repl.train"
 
 local workspace = {}
 
@@ -90,15 +92,12 @@ function workspace.new(options)
   return self
 end
 
--- One more opened: runs[i], and with several of them also a, b, c, …
+-- One more opened: runs[i], also a, b, c, …
 function Workspace:add(opened)
   local views = self.views
   views[#views + 1] = opened
-  if #views > 26 then return opened end
-  for i = #views == 2 and 1 or #views, #views > 1 and #views or 0 do
-    local letter = string.char(96 + i)
-    if rawget(self.env, letter) == nil then self.env[letter] = views[i] end
-  end
+  local letter = #views <= 26 and string.char(96 + #views)
+  if letter and rawget(self.env, letter) == nil then self.env[letter] = opened end
   return opened
 end
 
