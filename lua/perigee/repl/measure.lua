@@ -5,7 +5,6 @@ local check = require "perigee.check"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
 local report = require "perigee.repl.report"
-local runs = require "perigee.run"
 local show = require "perigee.repl.print"
 local view = require "perigee.repl.view"
 
@@ -189,6 +188,6 @@ function methods:hilbert(options)
   return report.new(result, render_hilbert)
 end
 
-measure.matrix_of, measure.runs = matrix_of, runs
+measure.matrix_of, measure.tokens_for = matrix_of, tokens_for
 
 return measure

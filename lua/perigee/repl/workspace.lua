@@ -7,6 +7,7 @@ local errors = require "perigee.errors"
 local evaluate = require "perigee.repl.evaluate"
 local help = require "perigee.repl.help"
 local measure = require "perigee.repl.measure"
+local plot = require "perigee.repl.plot"
 local show = require "perigee.repl.print"
 local view = require "perigee.repl.view"
 require "perigee.repl.compare"
@@ -58,6 +59,7 @@ local function make_env(self)
   output(self, env)
   env.pg = require "perigee"
   env.runs = self.views
+  env.plot = function(what) return plot.plot(self.views, what) end
   env.help = function(...) return help.show(self, ...) end
   env.open = function(path)
     local opened = view.open(self.ctx, check.string(nil, "open path", path), self.options)

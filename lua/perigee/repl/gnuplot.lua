@@ -1,0 +1,97 @@
+-- A drawing through gnuplot: as text for a terminal, or into a file whose name says the format.
+local check = require "perigee.check"
+local core = require "perigee.core"
+local errors = require "perigee.errors"
+local show = require "perigee.repl.print"
+
+local gnuplot = {}
+
+local formats = {
+  svg = "svg size 900,560 dynamic background rgb 'white' noenhanced",
+  pdf = "pdfcairo size 6in,3.7in noenhanced",
+  png = "pngcairo size 1200,750 noenhanced",
+}
+
+-- Text inside single quotes.
+local function quoted(text)
+  text = show.quoted(text, 200):sub(2, -2):gsub('\\"', '"')
+  return "'" .. text:gsub("'", "''") .. "'"
+end
+
+-- What stands between tabs in a block of data.
+local function field(value)
+  if type(value) == "number" then return ("%.9g"):format(value):gsub(",", ".") end
+  return (show.quoted(value, 60):sub(2, -2):gsub('\\"', "'"):gsub("^ ", "␣"))
+end
+
+local function data_block(name, rows)
+  local lines = { ("$%s << END_OF_DATA"):format(name) }
+  for _, row in ipairs(rows) do
+    local fields = {}
+    for i, value in ipairs(row) do fields[i] = field(value) end
+    lines[#lines + 1] = table.concat(fields, "\t")
+  end
+  lines[#lines + 1] = "END_OF_DATA"
+  return table.concat(lines, "\n")
+end
+
+local function terminal(drawing)
+  if not drawing.file then
+    return ("set terminal dumb size %d,%d noenhanced"):format(drawing.width, drawing.height)
+  end
+  local format = drawing.file:match("%.(%w+)$")
+  if not formats[format or ""] then
+    check.fail(nil, "plot file", drawing.file, "a name that ends in .svg, .pdf or .png")
+  end
+  return ("set terminal %s\nset output %s"):format(formats[format], quoted(drawing.file))
+end
+
+-- The commands of a drawing: { file or width and height, title, xlabel, ylabel, log, series = {
+-- { title, style, rows = { { x, y [, label] }, … } }, … } }.
+function gnuplot.script(drawing)
+  local lines = { "set encoding utf8", "set datafile separator '\\t'",
+    "set colorsequence podo", terminal(drawing) }
+  local plots = {}
+  for i, series in ipairs(drawing.series) do
+    lines[#lines + 1] = data_block("series" .. i, series.rows)
+    plots[i] = ("$series%d using %s with %s %s"):format(i,
+      series.style == "labels" and "1:2:3" or "1:2",
+      series.style == "labels" and "labels offset 0,0.6" or series.style,
+      series.title and "title " .. quoted(series.title) or "notitle")
+  end
+  if drawing.title then lines[#lines + 1] = "set title " .. quoted(drawing.title) end
+  if drawing.xlabel then lines[#lines + 1] = "set xlabel " .. quoted(drawing.xlabel) end
+  if drawing.ylabel then lines[#lines + 1] = "set ylabel " .. quoted(drawing.ylabel) end
+  if drawing.log then lines[#lines + 1] = "set logscale " .. drawing.log end
+  if drawing.boxes then
+    lines[#lines + 1] = "set boxwidth 1 relative\nset style fill solid 0.6\nset yrange [0:*]"
+  end
+  lines[#lines + 1] = "plot " .. table.concat(plots, ", ")
+  return table.concat(lines, "\n") .. "\n"
+end
+
+-- Draw. Returns the text of the terminal, or the name of the file.
+function gnuplot.draw(drawing)
+  local script = os.tmpname()
+  local _ <close> = setmetatable({}, { __close = function() os.remove(script) end })
+  errors.try(core.fs.write(script, gnuplot.script(drawing)))
+  local pipe = assert(io.popen(("command -v gnuplot >/dev/null || { echo missing; exit 127; }; "
+    .. "gnuplot %s 2>&1"):format(script)))
+  local output = pipe:read("a")
+  local ok, _, code = pipe:close()
+  if code == 127 then
+    errors.world("ENOENT: plots are drawn by gnuplot, which is not installed: Debian's package is "
+      .. "gnuplot-nox", "ENOENT")
+  elseif not ok then
+    errors.world("EIO: gnuplot: " .. output:gsub("%s*\n%s*", " | "), "EIO")
+  end
+  if drawing.file then
+    if core.fs.kind(drawing.file) ~= "file" then
+      errors.world(("EIO: gnuplot did not write %s: %s"):format(drawing.file, output), "EIO")
+    end
+    return drawing.file
+  end
+  return (output:gsub("\f", ""):gsub("^%s*\n", ""):gsub("%s+\n", "\n"):gsub("%s+$", ""))
+end
+
+return gnuplot
