@@ -257,7 +257,8 @@ typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t co
                            const volatile int *cancel, pg_farthest *out);
 
 /* ---- the table ------------------------------------------------------------------------- */
-/* What an operation costs at least is in cost.c, in the same order; core/bench_kernels.c times it. */
+/* What an operation costs at least is in cost.c, in the same order; core/bench_kernels.c times it.
+ */
 /* clang-format off */
 #define PG_KERNELS(X)                                                                              \
   X(alloc) X(release) X(upload) X(download) X(copy) X(zero) X(synchronize) X(device_info)          \

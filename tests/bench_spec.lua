@@ -119,6 +119,50 @@ describe("perigee bench", function()
     assert.matches("rmsnorm_forward +32 x 16", out)
   end)
 
+  -- PyTorch is played by a program that notes how it is called.
+  it("stands beside a peer", function()
+    local folder = support.folder()
+    local function python(program)
+      support.write(folder .. "/python3", "#!/bin/sh\n" .. program)
+      assert(os.execute("chmod +x " .. support.quote(folder .. "/python3")))
+    end
+    python(([[
+      echo "$@" >>%s/calls
+      case "$*" in *"compute bf16"*) speed=1000 ;; *) speed=2000 ;; esac
+      echo '{"torch": "2.x", "cases": [{"name": "torch eager", "compute": "x",' \
+        '"tokens_per_second": 500}, {"name": "torch compiled", "compute": "x",' \
+        '"tokens_per_second": '$speed'}]}'
+    ]]):format(folder))
+    assert(core.fs.make(folder .. "/tools"))
+    support.write(folder .. "/tools/torch_bench.py", "") -- found when the source has none
+    local words = table.concat(tiny, " ")
+    local function compare(options)
+      local code, out, problem = support.shell(("cd %s && PATH=.:$PATH TMPDIR=%s "
+        .. "OMP_NUM_THREADS=1 %s bench %s --updates 1 --warmup 0 --device cpu --peer torch %s")
+        :format(folder, temporary, support.program, words, options))
+      return code, code == 0 and assert(core.json.decode(out)).cases or out, problem
+    end
+    local code, cases, problem = compare("--json --rounds 2")
+    assert.equal(0, code, problem)
+    assert.equal(2, #cases)
+    for i, kind in ipairs { "best", "fp32" } do
+      assert.matches("^" .. kind .. ":d=16", cases[i].name)
+      assert.equal(2000, cases[i].peer_tokens_per_second)
+      assert.equal("torch compiled", cases[i].peer.name)
+      assert(math.abs(cases[i].ratio_to_peer - cases[i].tokens_per_second / 2000) < 1e-9)
+    end
+    assert.equal("fp32", cases[2].compute)
+    assert(cases[1].tokens_per_second >= cases[2].tokens_per_second)
+    local calls = support.read(folder .. "/calls")
+    assert.equal(4, select(2, calls:gsub("\n", "")))
+    assert.matches("torch_bench%.py %-%-json %-%-compute fp32 %-%-head rownorm", calls)
+    assert.matches("%-%-head%-dim 8 %-%-mlp 64 %-%-vocab 97 %-%-context 8 %-%-threads 1\n", calls)
+    python "exit 3"
+    code, cases, problem = compare("--json --compute fp32")
+    assert.equal(1, code, cases)
+    assert(support.one_line(problem, "the peer ended with status 3"))
+  end)
+
   it("refuses what cannot be", function()
     local function refused(code, parts, ...)
       local status, out, problem = bench(...)

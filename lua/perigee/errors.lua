@@ -75,7 +75,7 @@ function errors.strip(message)
   local prefix, rest = message:match("^%.*([^:\n]-)[%w_]+%.lua:%d+: (.*)$")
   if not prefix then return message end
   local folder = own_folder
-  for _, own in ipairs { folder, folder .. "commands/", folder .. "repl/",
+  for _, own in ipairs { folder, folder .. "bench/", folder .. "commands/", folder .. "repl/",
     folder .. "attach/" } do
     if prefix ~= "" and own:sub(-#prefix) == prefix then return rest end
   end

@@ -81,8 +81,8 @@ local function profiled(ctx, run)
   return profile
 end
 
--- case: { name, config, compute, recompute, head, sequences, micro, updates, warmup }. Returns what
--- --json prints for it. `peak` is the denominator of the utilisation, FLOP/s.
+-- case: { label, config, compute, recompute, head, sequences, micro, updates, warmup }. Returns
+-- what --json prints for it. `peak` is the denominator of the utilisation, FLOP/s.
 function updates.measure(ctx, case, peak)
   local folder = data.make(case.config, case.sequences, math.min(8, case.warmup + case.updates))
   local model, run
@@ -104,7 +104,8 @@ function updates.measure(ctx, case, peak)
     local tokens = case.sequences * case.config.context
     local flops = updates.flops_per_token(case.config)
     return directory.object {
-      { "name", case.name }, { "compute", case.compute }, { "head", case.head },
+      { "name", ("%s, %s"):format(case.label, case.compute) }, { "compute", case.compute },
+      { "head", case.head },
       { "model", case.config }, { "sequences", case.sequences }, { "micro", case.micro },
       { "recompute", case.recompute },
       { "updates", case.updates }, { "warmup", case.warmup },

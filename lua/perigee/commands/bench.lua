@@ -7,6 +7,7 @@ local errors = require "perigee.errors"
 local kernels = require "perigee.bench.kernels"
 local open = require "perigee.open"
 local peak = require "perigee.bench.peak"
+local peer = require "perigee.bench.peer"
 local updates = require "perigee.bench.updates"
 
 local function size(name, min, help)
@@ -40,6 +41,10 @@ local command = {
       help = "the head's optimizer: rownorm (default) or adamw; several give a case each" },
     cli.device_option, cli.compute_option, cli.recompute_option,
     size("threads", 1, "compute threads"),
+    { name = "peer", value = "NAME", choices = { "torch" },
+      help = "the same updates in PyTorch as well (python3 with torch): its best mode beside ours, "
+        .. "in fp32 and, unless --compute says which, bf16" },
+    size("rounds", 1, "with --peer: how often both are measured, in turns (default 1)"),
     { name = "json", help = "one JSON object instead of tables; lua/README.md has its layout" },
   },
 }
@@ -73,8 +78,9 @@ local function cases(ctx, options)
     list[#list + 1] = { config = config, compute = compute, head = head, sequences = sequences,
       micro = micro, recompute = options.recompute or "none", updates = options.updates or 3,
       warmup = options.warmup or 1,
-      name = ("%s, %s head, %s"):format(options.model or ("d=%d L=%d V=%d T=%d"):format(
-        config.width, config.layers, config.vocab, config.context), head, compute) }
+      threads = ctx:device() == "cpu" and ctx:threads() or nil,
+      label = ("%s, %s head"):format(options.model or ("d=%d L=%d V=%d T=%d"):format(
+        config.width, config.layers, config.vocab, config.context), head) }
   end
   return list
 end
@@ -115,6 +121,10 @@ local function print_case(case)
   print(("  %.0f tokens/s, %.4f s per update of %d tokens; %.1f %% of the peak; %.2f GiB"):format(
     case.tokens_per_second, case.seconds_per_update, case.sequences * case.model.context,
     100 * case.utilisation, case.peak_memory_bytes / 2 ^ 30))
+  if case.peer then
+    print(("  %.2f times the peer's %.0f tokens/s (%s, %s)"):format(case.ratio_to_peer,
+      case.peer_tokens_per_second, case.peer.name, case.peer.compute))
+  end
   local names, words = {}, {}
   for part in pairs(case.parts) do names[#names + 1] = part end
   table.sort(names, function(a, b) return case.parts[a] > case.parts[b] end)
@@ -154,11 +164,23 @@ return function(words)
     result.kernels = measure_kernels(context, list[1], result.peak)
     if not options.json then print_kernels(result.kernels) end
   end
-  for _, case in ipairs(options.updates ~= 0 and list or {}) do
+  local function measure(case)
     local ctx <close> = context()
-    local measured = updates.measure(ctx, case, peak.flops(result.peak, case.compute))
-    table.insert(result.cases, measured)
-    if not options.json then print_case(measured) end
+    return updates.measure(ctx, case, peak.flops(result.peak, case.compute))
+  end
+  for _, case in ipairs(options.updates ~= 0 and list or {}) do
+    local measured = {}
+    if options.peer then
+      local wanted = options.compute or "auto"
+      measured = peer.compare(case, wanted == "auto" and { "fp32", "bf16" } or { wanted },
+        options.rounds or 1, result.machine.device, measure)
+    else
+      measured[1] = measure(case)
+    end
+    for _, one in ipairs(measured) do
+      table.insert(result.cases, one)
+      if not options.json then print_case(one) end
+    end
   end
   if options.json then
     print(core.json.encode(directory.object { { "machine", result.machine },
