@@ -5,7 +5,7 @@
  * bytes in fp32 and 40 d in bf16. Norm outputs are recomputed, gate and up are overwritten by their
  * gradients. On top, once: 5 d + max(F, 4 D) elements per position, and a chunk of logits of at
  * most 128 MB, which shares memory with the latter. In fp32, at V = 50257, d = 256, 4 blocks and 4
- * heads a position costs 82,144 bytes in the blocks and 5,136 beside them; 8192 positions with the
+ * heads a position costs 82,144 bytes in the blocks and 5,144 beside them; 8192 positions with the
  * 103 MB chunk: 818 MB. PG_KEEP_INPUTS keeps d elements per block and the rest once: 23,608 bytes
  * in the blocks, for a second forward pass of all blocks but the last, without its last product.
  * PG_KEEP_NOTHING keeps nothing per block: 2 d + max(d + 6 D + 3 F, chunk of logits). In bf16
@@ -103,9 +103,12 @@ static int64_t plan(pg_activations *a, pg_arena *arena) {
   int64_t n = a->capacity, inner = c->heads * c->head_dim;
   size_t shared, high;
 
-  a->tokens = take_words(&p, n, 1);
-  a->targets = take_words(&p, n, 1);
+  for (int i = 0; i < 2; i++) {
+    a->tokens[i] = take_words(&p, n, 1);
+    a->targets[i] = take_words(&p, n, 1);
+  }
   a->losses = take_words(&p, n, 1);
+  a->loss_sum = take_words(&p, 2, 1);
   a->cosine = take_words(&p, a->max_time, c->head_dim / 2);
   a->sine = take_words(&p, a->max_time, c->head_dim / 2);
   a->output = take(&p, n, c->width);
@@ -195,13 +198,14 @@ int pg_activations_new(pg_context *ctx, const pg_model_config *config, pg_dtype 
   bytes = plan(a, NULL);
   if (bytes == INT64_MAX) goto memory;
   a->blocks = calloc((size_t)pg__max(1, resolved.layers), sizeof *a->blocks);
-  a->host = malloc((size_t)capacity * sizeof *a->host);
-  if (!a->blocks || !a->host) goto memory;
+  if (!a->blocks) goto memory;
   status = pg__arena_new(ctx, (size_t)bytes, "activations", &a->arena);
   if (status == PG_ENOMEM) goto memory;
   if (status < 0) goto fail;
   plan(a, &a->arena);
   PG_TRY(upload_rotation(a));
+  /* The memory may have had another owner, whose work is still queued. */
+  PG_TRY(pg__join_uploads(ctx));
   *out = a;
   return 0;
 memory:
@@ -219,7 +223,6 @@ void pg_activations_free(pg_activations *a) {
   if (!a) return;
   pg__arena_free(&a->arena);
   free(a->blocks);
-  free(a->host);
   free(a);
 }
 
@@ -252,6 +255,21 @@ int pg__activations_check(const pg_model *model, const pg_activations *a) {
   if (pg__model_config_matches(&model->config, &a->config)) return 0;
   return pg_fail(model->context, PG_EINVAL,
                  "these activations were made for a model of other sizes");
+}
+
+/* pair[1] was last read by what was queued before pair[0] came, with a join between the two. */
+int pg__bring_ids(pg_context *ctx, const int32_t *ids, int64_t n, int32_t *pair[2]) {
+  int status;
+  PG_LAUNCH(ctx, upload_beside, pair[1], ids, (size_t)n * sizeof *ids);
+  pg__begin(ctx, PG_PART_DATA_WAIT, "join");
+  status = pg__join_uploads(ctx);
+  pg__end(ctx);
+  PG_TRY(status);
+  int32_t *arrived = pair[1];
+  pair[1] = pair[0];
+  pair[0] = arrived;
+fail:
+  return status;
 }
 
 int pg__check_ids(pg_context *ctx, const int32_t *ids, int64_t n, int64_t vocab, const char *what) {

@@ -111,9 +111,6 @@ int pg_comm_sum_f64(pg_comm *comm, pg_context *ctx, double *data, int64_t count)
 int pg_comm_max_f64(pg_comm *comm, pg_context *ctx, double *data, int64_t count) {
   return reduce(comm, ctx, NULL, data, count, PG__COMM_F64, PG__COMM_MAX);
 }
-int pg_comm_sum_u64(pg_comm *comm, pg_context *ctx, uint64_t *data, int64_t count) {
-  return reduce(comm, ctx, NULL, data, count, PG__COMM_U64, PG__COMM_SUM);
-}
 int pg_comm_barrier(pg_comm *comm, pg_context *ctx) {
   double nothing = 0;
   return pg_comm_max_f64(comm, ctx, &nothing, 1);

@@ -67,7 +67,6 @@ int pg_comm_finish(pg_comm *comm, pg_context *ctx);
 /* Host memory, in place. */
 int pg_comm_sum_f64(pg_comm *comm, pg_context *ctx, double *data, int64_t count);
 int pg_comm_max_f64(pg_comm *comm, pg_context *ctx, double *data, int64_t count);
-int pg_comm_sum_u64(pg_comm *comm, pg_context *ctx, uint64_t *data, int64_t count);
 int pg_comm_broadcast_host(pg_comm *comm, pg_context *ctx, void *data, int64_t bytes, int root);
 int pg_comm_barrier(pg_comm *comm, pg_context *ctx);
 

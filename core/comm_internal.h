@@ -9,7 +9,7 @@
 
 #include <stdio.h>
 
-typedef enum pg__comm_type { PG__COMM_F32, PG__COMM_F64, PG__COMM_U64 } pg__comm_type;
+typedef enum pg__comm_type { PG__COMM_F32, PG__COMM_F64 } pg__comm_type;
 typedef enum pg__comm_op { PG__COMM_SUM, PG__COMM_MAX } pg__comm_op;
 
 /* An operation returns 0 or -1; after -1, comm->failure says why. `queue` is NULL for data in host

@@ -127,7 +127,7 @@ int pg_run_estimate(pg_context *ctx, const pg_model_config *config, pg_dtype com
     PG_LAUNCH(ctx, workspace, &work, &with);
     most = pg__max(most, with - need.workspace);
   }
-  need.scratch = sizes.scratch * (int64_t)sizeof(float) + most + (int64_t)sizeof(pg_clip) +
+  need.scratch = sizes.scratch * (int64_t)sizeof(float) + most + (int64_t)run->report_bytes +
                  parameters * (int64_t)sizeof(double) * (pg_comm_world(run->comm) > 1 ? 2 : 1);
 
   const int64_t parts[] = {need.weights,    need.copies,      need.gradients, need.slots,

@@ -23,9 +23,10 @@ int pg_model_forward(const pg_model *model, pg_activations *a, const int32_t *to
   PG_TRY(pg__check_ids(ctx, tokens, n, c->vocab, "token"));
   a->batch = batch;
   a->time = time;
-  PG_LAUNCH(ctx, upload, a->tokens, tokens, (size_t)n * sizeof *tokens);
-  PG_LAUNCH(ctx, embedding_forward, a->compute, a->tokens, n, pg__weight(pg_model_embedding(model)),
-            c->width, c->layers ? a->blocks[0].input : a->output);
+  PG_TRY(pg__bring_ids(ctx, tokens, n, a->tokens));
+  PG_LAUNCH(ctx, embedding_forward, a->compute, a->tokens[0], n,
+            pg__weight(pg_model_embedding(model)), c->width,
+            c->layers ? a->blocks[0].input : a->output);
   for (int64_t layer = 0; layer < c->layers; layer++)
     PG_TRY(pg__block_forward(model, a, layer,
                              layer + 1 < c->layers ? a->blocks[layer + 1].input : a->output));
@@ -82,7 +83,7 @@ int pg_model_backward_ready(const pg_model *model, pg_activations *a, pg_ready_f
     PG_TRY(ready(self, 1 + (size_t)layer * PG_BLOCK_MATRICES));
   }
   if (model->parameters[0].gradient)
-    PG_LAUNCH(ctx, embedding_backward, a->compute, a->tokens, n, a->stream, c->width, c->vocab,
+    PG_LAUNCH(ctx, embedding_backward, a->compute, a->tokens[0], n, a->stream, c->width, c->vocab,
               model->parameters[0].gradient->data);
   PG_TRY(ready(self, 0));
 fail:

@@ -40,13 +40,11 @@ static int need_hidden(const pg_model *model, const pg_activations *a) {
   return pg_fail(a->context, PG_ESTATE, "the head needs a successful pg_model_forward before it");
 }
 
-int pg_head_loss(const pg_model *model, pg_activations *a, const int32_t *targets,
-                 double gradient_scale, double *loss_sum, float *losses) {
+int pg__head_loss(const pg_model *model, pg_activations *a, const int32_t *targets,
+                  double gradient_scale, double *loss_sum) {
   pg_context *ctx = model->context;
   const pg_parameter *head = pg_model_head(model);
   bool gradient = gradient_scale != 0;
-  float *host = losses ? losses : a->host;
-  double sum = 0;
   int64_t n = a->batch * a->time;
   int status, span = -1;
   PG_TRY(need_hidden(model, a));
@@ -58,22 +56,32 @@ int pg_head_loss(const pg_model *model, pg_activations *a, const int32_t *target
                    "a gradient of the loss after pg_model_backward needs a new pg_model_forward");
   PG_TRY(pg__check_ids(ctx, targets, n, model->config.vocab, "target"));
   span = pg__enter(ctx, PG_PART_HEAD, "head", -1);
-  PG_LAUNCH(ctx, upload, a->targets, targets, (size_t)n * sizeof *targets);
+  PG_TRY(pg__bring_ids(ctx, targets, n, a->targets));
   for (int64_t first = 0; first < n; first += a->chunk) {
     int64_t rows = pg__min(a->chunk, n - first);
     PG_TRY(
         chunk_logits(a, a->compute, hidden_at(a, first), pg__weight(head), head->columns, rows, 1));
     PG_LAUNCH(ctx, cross_entropy, a->compute, a->logits, rows, head->rows, a->logits_ld,
-              a->targets + first, (float)model->config.logit_scale, (float)gradient_scale, gradient,
-              a->losses + first);
+              a->targets[0] + first, (float)model->config.logit_scale, (float)gradient_scale,
+              gradient, a->losses + first);
     if (gradient) PG_TRY(chunk_backward(head, a, first, rows));
   }
-  PG_LAUNCH(ctx, download, host, a->losses, (size_t)n * sizeof *host);
-  for (int64_t i = 0; i < n; i++) sum += host[i];
-  *loss_sum = sum;
+  PG_LAUNCH(ctx, sum, a->losses, n, false, loss_sum);
   if (gradient) a->stage = PG_STAGE_GRADIENT;
 fail:
   pg__leave(ctx, span);
+  return status;
+}
+
+int pg_head_loss(const pg_model *model, pg_activations *a, const int32_t *targets,
+                 double gradient_scale, double *loss_sum, float *losses) {
+  pg_context *ctx = model->context;
+  int status;
+  PG_TRY(pg__head_loss(model, a, targets, gradient_scale, a->loss_sum));
+  if (losses)
+    PG_LAUNCH(ctx, download, losses, a->losses, (size_t)(a->batch * a->time) * sizeof *losses);
+  PG_LAUNCH(ctx, download, loss_sum, a->loss_sum, sizeof *loss_sum);
+fail:
   return status;
 }
 

@@ -106,6 +106,11 @@ static inline void pg__leave(pg_context *ctx, int span) {
     PG_TRY(pg__kernel_status((ctx), status, #op));                                                 \
   } while (0)
 
+/* The kernels' `join`, which has no arguments. */
+static inline int pg__join_uploads(pg_context *ctx) {
+  return pg__kernel_status(ctx, ctx->kernels->join(ctx->queue), "join");
+}
+
 #define PG_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 static inline int64_t pg__min(int64_t a, int64_t b) {

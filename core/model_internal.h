@@ -62,22 +62,22 @@ struct pg_activations {
   pg_keep keep;
   pg_arena arena;
 
-  pg_block_buffers *blocks;       /* [layers], host memory */
-  void *output;                   /* [N, d] after the last block */
-  float *output_rstd;             /* [N] */
-  void *hidden;                   /* [N, d] after the final norm: what the head reads */
-  void *stream;                   /* [N, d] gradient of the residual stream */
-  void *norm;                     /* [N, d] a norm's output, in both passes */
-  void *dnorm;                    /* [N, d] its gradient; that of `hidden` at first */
-  void *dproduct;                 /* [N, F]; shares memory with the next four */
-  void *dattended, *dq, *dk, *dv; /* [N, D] */
-  float *cosine, *sine;           /* [max_time, head_dim / 2] */
-  int32_t *tokens, *targets;      /* [N] */
-  float *losses;                  /* [N] */
-  float *logits;                  /* [chunk, logits_ld]; shares memory with the blocks' scratch */
-  float *wide;                    /* [chunk, d] hidden states of a chunk in fp32; NULL in fp32 */
+  pg_block_buffers *blocks;        /* [layers], host memory */
+  void *output;                    /* [N, d] after the last block */
+  float *output_rstd;              /* [N] */
+  void *hidden;                    /* [N, d] after the final norm: what the head reads */
+  void *stream;                    /* [N, d] gradient of the residual stream */
+  void *norm;                      /* [N, d] a norm's output, in both passes */
+  void *dnorm;                     /* [N, d] its gradient; that of `hidden` at first */
+  void *dproduct;                  /* [N, F]; shares memory with the next four */
+  void *dattended, *dq, *dk, *dv;  /* [N, D] */
+  float *cosine, *sine;            /* [max_time, head_dim / 2] */
+  int32_t *tokens[2], *targets[2]; /* [N]; the first in use, the other for the next to arrive */
+  float *losses;                   /* [N] */
+  double *loss_sum;                /* [1] for those who download it */
+  float *logits;                   /* [chunk, logits_ld]; shares memory with the blocks' scratch */
+  float *wide;                     /* [chunk, d] hidden states of a chunk in fp32; NULL in fp32 */
   int64_t chunk, logits_ld;
-  float *host; /* [N] host memory: losses or ranges on their way out */
 
   /* the last forward */
   const pg_model *model; /* NULL: none; only compared */
@@ -96,6 +96,11 @@ bool pg__model_config_matches(const pg_model_config *a, const pg_model_config *b
 int pg__activations_check(const pg_model *model, const pg_activations *a);
 /* Bytes of the chunk of logits of activations for n positions, part of pg_activations_bytes. */
 int64_t pg__logits_bytes(const pg_model_config *config, pg_dtype compute, int64_t n);
+/* Upload ids[n] beside what is queued, into pair[1], which then becomes pair[0]. */
+int pg__bring_ids(pg_context *ctx, const int32_t *ids, int64_t n, int32_t *pair[2]);
+/* pg_head_loss that waits for nothing: *loss_sum is device memory. */
+int pg__head_loss(const pg_model *model, pg_activations *a, const int32_t *targets,
+                  double gradient_scale, double *loss_sum);
 /* PG_EDATA unless all of ids[n] are in [0, vocab); `what` is "token" or "target". */
 int pg__check_ids(pg_context *ctx, const int32_t *ids, int64_t n, int64_t vocab, const char *what);
 

@@ -43,6 +43,8 @@ int pg__run_describe(pg_model *model, const pg_run_options *options, pg_run **ou
   run->micro = micro;
   run->time = pg_model_get_config(model)->context;
   run->keep = options->recompute ? PG_KEEP_INPUTS : PG_KEEP_ALL;
+  run->rounds = run->sequences / (micro * world);
+  run->report_bytes = sizeof *run->report + (size_t)run->rounds * sizeof(double);
   run->max_norm = options->max_norm;
   run->keep_all_increments = options->keep_all_increments;
   run->sharded = options->shard_optimizer && world > 1;
@@ -79,11 +81,12 @@ int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out) {
   PG_TRY(pg_loader_open(ctx, &data, &run->loader));
   PG_TRY(pg_activations_new(ctx, config, pg_model_compute(model), run->micro, run->time, run->keep,
                             &run->activations));
-  PG_TRY(pg__alloc(ctx, sizeof(pg_clip), "clip factor", (void **)&run->clip));
+  PG_TRY(pg__alloc(ctx, run->report_bytes, "losses and clip factor", (void **)&run->report));
   size_t bytes = (size_t)(run->micro * run->time) * sizeof(int32_t);
   run->inputs = malloc(bytes);
   run->targets = malloc(bytes);
-  if (!run->inputs || !run->targets) {
+  run->told = malloc(run->report_bytes);
+  if (!run->inputs || !run->targets || !run->told) {
     status = pg_fail(ctx, PG_ENOMEM, "out of memory for a run");
     goto fail;
   }
@@ -132,7 +135,8 @@ void pg_run_free(pg_run *run) {
   free(run->loads);
   pg_loader_close(run->loader);
   pg_activations_free(run->activations);
-  pg__release(run->context, run->clip, sizeof(pg_clip));
+  pg__release(run->context, run->report, run->report_bytes);
+  free(run->told);
   free(run->inputs);
   free(run->targets);
   free(run);

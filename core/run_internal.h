@@ -3,6 +3,7 @@
 #define PG_RUN_INTERNAL_H
 
 #include "internal.h"
+#include "model_internal.h"
 #include "run.h"
 
 /* An assignment and the parameters it updates now; parameters can move to another one. */
@@ -12,6 +13,12 @@ typedef struct pg__assigned {
   size_t count;
 } pg__assigned;
 
+/* What the host has to know of an update's gradients before it goes on: see pg_run_gradients. */
+typedef struct pg__report {
+  pg_clip clip;
+  double losses[]; /* [rounds] sums over this rank's micro-batches */
+} pg__report;
+
 struct pg_run {
   pg_context *context;
   pg_model *model; /* borrowed */
@@ -20,6 +27,7 @@ struct pg_run {
   pg_activations *activations;
   int64_t sequences, micro, time;
   pg_keep keep;
+  int64_t rounds; /* micro-batches of this rank in an update */
   double max_norm;
   bool keep_all_increments;
   bool sharded;  /* shard_optimizer with several ranks */
@@ -37,7 +45,8 @@ struct pg_run {
   double *local_sums;        /* device, [parameters]: the same of this rank alone; several ranks */
   size_t next_ready;         /* gradients of this and later parameters are being reduced */
   int64_t reduced, filled;   /* elements of `gradients` reduced, and complete on this rank */
-  pg_clip *clip;             /* device */
+  pg__report *report, *told; /* device, and where it arrives on the host */
+  size_t report_bytes;
   int32_t *inputs, *targets; /* host, [micro * time] */
 
   int64_t updates, tokens;

@@ -108,16 +108,20 @@ fail:
   return status;
 }
 
-/* Accumulate the micro-batches' gradients; *loss is the mean over the optimizer batch. */
-static int accumulate(pg_run *run, double *loss) {
+/* One over the number of tokens of an optimizer batch. */
+static double per_token(const pg_run *run) {
+  return 1.0 / ((double)run->sequences * (double)run->time);
+}
+
+/* Accumulate the micro-batches' gradients. Losses stay on the device: while one micro-batch is
+ * computed the host queues the next, whose tokens travel meanwhile. */
+static int accumulate(pg_run *run) {
   pg_context *ctx = run->context;
-  int64_t rounds = run->sequences / (run->micro * pg_comm_world(run->comm));
-  double scale = 1.0 / ((double)run->sequences * (double)run->time), sum = 0;
+  const int64_t rounds = run->rounds;
   int status;
   PG_LAUNCH(ctx, zero, run->gradients->data,
             (size_t)pg_tensor_elements(run->gradients) * sizeof(float));
   for (int64_t m = 0; m < rounds; m++) {
-    double part;
     if (pg_context_cancelled(ctx)) {
       status = pg_fail(ctx, PG_ECANCELED, "update %lld was cancelled; nothing was applied",
                        (long long)(run->updates + 1));
@@ -129,7 +133,8 @@ static int accumulate(pg_run *run, double *loss) {
     PG_TRY(status);
     PG_TRY(
         pg_model_forward(run->model, run->activations, run->inputs, run->micro, run->time, NULL));
-    PG_TRY(pg_head_loss(run->model, run->activations, run->targets, scale, &part, NULL));
+    PG_TRY(pg__head_loss(run->model, run->activations, run->targets, per_token(run),
+                         &run->report->losses[m]));
     if (run->local_sums && m + 1 == rounds) {
       run->next_ready = pg_model_count(run->model);
       run->reduced = run->filled = 0;
@@ -137,12 +142,23 @@ static int accumulate(pg_run *run, double *loss) {
     } else {
       PG_TRY(pg_model_backward(run->model, run->activations));
     }
-    sum += part;
   }
   PG_TRY(pg_comm_finish(run->comm, ctx));
-  PG_TRY(pg_comm_sum_f64(run->comm, ctx, &sum, 1));
-  *loss = sum * scale;
   return 0;
+fail:
+  return status;
+}
+
+/* The loss and the hash of the tokens over all ranks, in one exchange: halves of a hash are whole
+ * numbers in fp64, and so are their sums. */
+static int agree(pg_run *run, pg_step *out) {
+  const uint64_t hash = pg_loader_batch_hash(run->loader);
+  double numbers[3] = {0, (double)(hash & 0xffffffffu), (double)(hash >> 32)};
+  int status;
+  for (int64_t m = 0; m < run->rounds; m++) numbers[0] += run->told->losses[m];
+  PG_TRY(pg_comm_sum_f64(run->comm, run->context, numbers, 3));
+  out->loss = numbers[0] * per_token(run);
+  out->batch_hash = (uint64_t)numbers[1] + ((uint64_t)numbers[2] << 32);
 fail:
   return status;
 }
@@ -150,7 +166,6 @@ fail:
 int pg_run_gradients(pg_run *run, pg_step *out) {
   pg_context *ctx = run->context;
   double start = now(), wait = pg_loader_wait_seconds(run->loader);
-  pg_clip clip;
   int status, span = -1;
   memset(out, 0, sizeof *out);
   if (run->torn)
@@ -159,7 +174,7 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
   pg_loader_get_state(run->loader, &run->before);
   run->have_gradients = false;
   PG_TRY(pg__run_prepare(run));
-  PG_TRY(accumulate(run, &out->loss));
+  PG_TRY(accumulate(run));
 
   int64_t count = 0;
   span = pg__enter(ctx, PG_PART_OPTIMIZER, "clip", -1);
@@ -169,21 +184,24 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
     PG_LAUNCH(ctx, sum, p->gradient->data, p->rows * p->columns, true, &run->sums[count]);
     count++;
   }
-  PG_LAUNCH(ctx, clip_factor, run->sums, count, run->max_norm, run->clip);
-  PG_LAUNCH(ctx, download, &clip, run->clip, sizeof clip);
-  if (!clip.finite || !isfinite(out->loss)) {
+  PG_LAUNCH(ctx, clip_factor, run->sums, count, run->max_norm, &run->report->clip);
+  /* The one wait of an update. A refused update leaves weights, slots and counts as they were, but
+   * the first increment that is queued moves slots, which no kernel puts back, and an optimizer may
+   * be Lua that acts on what it reads: the host has to know before. */
+  PG_LAUNCH(ctx, download, run->told, run->report, run->report_bytes);
+  PG_TRY(agree(run, out));
+  if (!run->told->clip.finite || !isfinite(out->loss)) {
     status = refuse(run, out->loss);
     goto fail;
   }
-  PG_LAUNCH(ctx, clip_apply, run->clip, pg_tensor_elements(run->gradients), run->gradients->data);
+  PG_LAUNCH(ctx, clip_apply, &run->report->clip, pg_tensor_elements(run->gradients),
+            run->gradients->data);
   pg__leave(ctx, span);
 
-  out->norm = clip.norm;
-  out->factor = clip.factor;
+  out->norm = run->told->clip.norm;
+  out->factor = run->told->clip.factor;
   out->update = run->updates;
   out->tokens = run->tokens;
-  out->batch_hash = pg_loader_batch_hash(run->loader);
-  PG_TRY(pg_comm_sum_u64(run->comm, ctx, &out->batch_hash, 1));
   out->wait_seconds = pg_loader_wait_seconds(run->loader) - wait;
   out->seconds = now() - start;
   run->have_gradients = true;

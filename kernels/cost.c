@@ -24,6 +24,12 @@ static void cost_release(pg_queue *q, void *memory) {}
 static int cost_upload(pg_queue *q, void *device, const void *host, size_t bytes) {
   return add(q, 2 * (double)bytes, 0);
 }
+static int cost_upload_beside(pg_queue *q, void *device, const void *host, size_t bytes) {
+  return add(q, 2 * (double)bytes, 0);
+}
+static int cost_join(pg_queue *q) {
+  return 0;
+}
 static int cost_download(pg_queue *q, void *host, const void *device, size_t bytes) {
   return add(q, 2 * (double)bytes, 0);
 }

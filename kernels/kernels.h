@@ -24,6 +24,12 @@ typedef struct pg_queue pg_queue;
 typedef int pg_alloc_fn(pg_queue *q, size_t bytes, void **out);
 typedef void pg_release_fn(pg_queue *q, void *memory);
 typedef int pg_upload_fn(pg_queue *q, void *device, const void *host, size_t bytes);
+/* An upload beside the queue's work: it waits for what was queued before the last `join` only, and
+ * runs while later work does. So nothing that was queued since then may use `device`, which is no
+ * memory allocated since then either. Work queued after the next `join` finds what it brought, and
+ * before that join the memory is not released. The source was read on return. */
+typedef int pg_upload_beside_fn(pg_queue *q, void *device, const void *host, size_t bytes);
+typedef int pg_join_fn(pg_queue *q);
 typedef int pg_download_fn(pg_queue *q, void *host, const void *device, size_t bytes); /* waits */
 typedef int pg_copy_fn(pg_queue *q, void *to, const void *from, size_t bytes);
 typedef int pg_zero_fn(pg_queue *q, void *memory, size_t bytes);
@@ -261,8 +267,8 @@ typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t co
  */
 /* clang-format off */
 #define PG_KERNELS(X)                                                                              \
-  X(alloc) X(release) X(upload) X(download) X(copy) X(zero) X(synchronize) X(device_info)          \
-  X(timestamp) X(elapsed) X(peak) X(workspace)                                                     \
+  X(alloc) X(release) X(upload) X(upload_beside) X(join) X(download) X(copy) X(zero)               \
+  X(synchronize) X(device_info) X(timestamp) X(elapsed) X(peak) X(workspace)                       \
   X(gemm) X(embedding_forward) X(embedding_backward) X(rmsnorm_forward) X(rmsnorm_backward)        \
   X(qk_norm_rope_forward) X(qk_norm_rope_backward) X(attention_forward) X(attention_backward)      \
   X(swiglu_forward) X(swiglu_backward) X(cross_entropy) X(row_range)                               \

@@ -195,9 +195,7 @@ static int all_reduce(pg_comm *comm, pg_queue *queue, void *data, int64_t count,
   static const struct {
     MPI_Datatype type;
     int64_t size;
-  } types[] = {[PG__COMM_F32] = {MPI_FLOAT, 4},
-               [PG__COMM_F64] = {MPI_DOUBLE, 8},
-               [PG__COMM_U64] = {MPI_UINT64_T, 8}};
+  } types[] = {[PG__COMM_F32] = {MPI_FLOAT, 4}, [PG__COMM_F64] = {MPI_DOUBLE, 8}};
   mpi_comm *c = (mpi_comm *)comm;
   for (int64_t first = 0; first < count; first += CHUNK) {
     if (begin(c, queue ? "a sum of gradients" : "an exchange of numbers") < 0) return -1;

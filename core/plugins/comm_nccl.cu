@@ -121,7 +121,7 @@ static int after_queue(nccl_comm *c, pg_queue *queue) {
 
 static int all_reduce(pg_comm *comm, pg_queue *queue, void *data, int64_t count, pg__comm_type type,
                       pg__comm_op op) {
-  static const ncclDataType_t types[] = {ncclFloat32, ncclFloat64, ncclUint64};
+  static const ncclDataType_t types[] = {ncclFloat32, ncclFloat64};
   nccl_comm *c = (nccl_comm *)comm;
   const int64_t size = type == PG__COMM_F32 ? 4 : 8;
   const ncclRedOp_t how = op == PG__COMM_SUM ? ncclSum : ncclMax;

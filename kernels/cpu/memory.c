@@ -100,6 +100,15 @@ int PG_CPU(upload)(pg_queue *q, void *device, const void *host, size_t bytes) {
   return 0;
 }
 
+int PG_CPU(upload_beside)(pg_queue *q, void *device, const void *host, size_t bytes) {
+  return PG_CPU(upload)(q, device, host, bytes);
+}
+
+int PG_CPU(join)(pg_queue *q) {
+  (void)q;
+  return 0;
+}
+
 int PG_CPU(download)(pg_queue *q, void *host, const void *device, size_t bytes) {
   copy_bytes(q, host, device, bytes);
   return 0;

@@ -5,8 +5,9 @@
  * buffer may change hands while earlier work on it is still queued. The driver gets memory back
  * with the queue, or when an allocation would fail otherwise.
  *
- * Copies between host and device pass through a ring of pinned slots, so that an upload returns
- * once the bytes are in the ring. */
+ * Copies between host and device pass through rings of pinned slots, so that an upload returns once
+ * the bytes are in a ring. Uploads beside the queue's work have a stream and a ring of their own: a
+ * slot of theirs is still read when the queue's stream has moved on. */
 #include "cuda.cuh"
 
 #include <map>
@@ -15,8 +16,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SLOTS = 16 };
-static constexpr size_t SLOT_BYTES = (size_t)2 << 20;
+/* Slots small enough that a batch wastes little of one, and so many that a dozen micro-batches are
+ * on their way before the host has to wait. */
+static constexpr int SLOTS = 16, SLOTS_BESIDE = 32;
+static constexpr size_t SLOT_BYTES = (size_t)2 << 20, SLOT_BYTES_BESIDE = (size_t)256 << 10;
+
+struct ring {
+  int slots;
+  size_t slot_bytes;
+  char *memory;                   /* pinned; NULL until it is needed */
+  cudaEvent_t done[SLOTS_BESIDE]; /* when the slot may be used again */
+  int next;
+  char *slot(int i) const { return memory + (size_t)i * slot_bytes; }
+};
 
 struct block {
   void *memory;
@@ -32,23 +44,36 @@ struct pg_cuda_memory {
   size_t held, most_held;          /* bytes of `own` blocks in use; since the last pg_cuda_held */
   void *scratch;
   size_t scratch_bytes;
-  char *ring;
-  cudaEvent_t done[SLOTS]; /* when the slot may be used again */
-  int next;
+  ring main, beside;
+  cudaStream_t stream;         /* of uploads beside; NULL until the first */
+  cudaEvent_t joined, arrived; /* on the queue's stream, at the last join; on the other */
+  bool after_join, to_join;    /* the next upload waits for `joined`; the next join for `arrived` */
 };
 
 int pg__cuda_memory_new(pg_queue *q) {
   q->memory = new (std::nothrow) pg_cuda_memory();
-  return q->memory ? 0 : pg_cuda_refuse(q, "no host memory for a queue");
+  if (!q->memory) return pg_cuda_refuse(q, "no host memory for a queue");
+  q->memory->main.slots = SLOTS, q->memory->main.slot_bytes = SLOT_BYTES;
+  q->memory->beside.slots = SLOTS_BESIDE, q->memory->beside.slot_bytes = SLOT_BYTES_BESIDE;
+  return 0;
+}
+
+static void free_ring(ring *r) {
+  for (cudaEvent_t event : r->done)
+    if (event) cudaEventDestroy(event);
+  if (r->memory) cudaFreeHost(r->memory);
 }
 
 void pg__cuda_memory_free(pg_queue *q) {
   pg_cuda_memory *m = q->memory;
   if (!m) return;
+  if (m->stream) cudaStreamSynchronize(m->stream);
   for (auto &entry : m->blocks) cudaFree(entry.second.memory);
-  for (cudaEvent_t event : m->done)
+  free_ring(&m->main);
+  free_ring(&m->beside);
+  for (cudaEvent_t event : {m->joined, m->arrived})
     if (event) cudaEventDestroy(event);
-  if (m->ring) cudaFreeHost(m->ring);
+  if (m->stream) cudaStreamDestroy(m->stream);
   delete m;
   q->memory = NULL;
 }
@@ -214,50 +239,85 @@ int pg_cuda_device_info(pg_queue *q, pg_device_info *out) {
 }
 
 /* ---- copies -------------------------------------------------------------------------------- */
-static int make_ring(pg_queue *q) {
-  pg_cuda_memory *m = q->memory;
-  if (m->ring) return 0;
-  for (cudaEvent_t &event : m->done)
-    if (!event) PG_CUDA(q, cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-  PG_CUDA(q, cudaMallocHost((void **)&m->ring, SLOTS * SLOT_BYTES));
+static int make_ring(pg_queue *q, ring *r) {
+  if (r->memory) return 0;
+  for (int i = 0; i < r->slots; i++)
+    if (!r->done[i]) PG_CUDA(q, cudaEventCreateWithFlags(&r->done[i], cudaEventDisableTiming));
+  PG_CUDA(q, cudaMallocHost((void **)&r->memory, (size_t)r->slots * r->slot_bytes));
+  return 0;
+}
+
+static int upload_through(pg_queue *q, ring *r, cudaStream_t stream, void *device, const void *host,
+                          size_t bytes) {
+  if (make_ring(q, r) < 0) return -1;
+  for (size_t at = 0; at < bytes; at += r->slot_bytes) {
+    const size_t count = bytes - at < r->slot_bytes ? bytes - at : r->slot_bytes;
+    PG_CUDA(q, cudaEventSynchronize(r->done[r->next]));
+    memcpy(r->slot(r->next), (const char *)host + at, count);
+    PG_CUDA(q, cudaMemcpyAsync((char *)device + at, r->slot(r->next), count, cudaMemcpyHostToDevice,
+                               stream));
+    PG_CUDA(q, cudaEventRecord(r->done[r->next], stream));
+    r->next = (r->next + 1) % r->slots;
+  }
   return 0;
 }
 
 int pg_cuda_upload(pg_queue *q, void *device, const void *host, size_t bytes) {
+  return upload_through(q, &q->memory->main, q->stream, device, host, bytes);
+}
+
+/* Until there is a second stream nothing can be beside the first: its creation counts as a join. */
+static int make_beside(pg_queue *q) {
   pg_cuda_memory *m = q->memory;
-  if (make_ring(q) < 0) return -1;
-  for (size_t at = 0; at < bytes; at += SLOT_BYTES) {
-    const size_t count = bytes - at < SLOT_BYTES ? bytes - at : SLOT_BYTES;
-    char *slot = m->ring + (size_t)m->next * SLOT_BYTES;
-    PG_CUDA(q, cudaEventSynchronize(m->done[m->next]));
-    memcpy(slot, (const char *)host + at, count);
-    PG_CUDA(q,
-            cudaMemcpyAsync((char *)device + at, slot, count, cudaMemcpyHostToDevice, q->stream));
-    PG_CUDA(q, cudaEventRecord(m->done[m->next], q->stream));
-    m->next = (m->next + 1) % SLOTS;
-  }
+  if (m->stream) return 0;
+  for (cudaEvent_t *event : {&m->joined, &m->arrived})
+    if (!*event) PG_CUDA(q, cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+  PG_CUDA(q, cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
+  PG_CUDA(q, cudaEventRecord(m->joined, q->stream));
+  m->after_join = true;
+  return 0;
+}
+
+int pg_cuda_upload_beside(pg_queue *q, void *device, const void *host, size_t bytes) {
+  pg_cuda_memory *m = q->memory;
+  if (make_beside(q) < 0) return -1;
+  if (m->after_join) PG_CUDA(q, cudaStreamWaitEvent(m->stream, m->joined, 0));
+  m->after_join = false;
+  if (upload_through(q, &m->beside, m->stream, device, host, bytes) < 0) return -1;
+  PG_CUDA(q, cudaEventRecord(m->arrived, m->stream));
+  m->to_join = true;
+  return 0;
+}
+
+int pg_cuda_join(pg_queue *q) {
+  pg_cuda_memory *m = q->memory;
+  if (!m->stream) return 0;
+  if (m->to_join) PG_CUDA(q, cudaStreamWaitEvent(q->stream, m->arrived, 0));
+  m->to_join = false;
+  PG_CUDA(q, cudaEventRecord(m->joined, q->stream));
+  m->after_join = true;
   return 0;
 }
 
 /* While one slot is copied out, the following ones fill. */
 int pg_cuda_download(pg_queue *q, void *host, const void *device, size_t bytes) {
-  pg_cuda_memory *m = q->memory;
+  ring *r = &q->memory->main;
   const size_t slots = (bytes + SLOT_BYTES - 1) / SLOT_BYTES;
-  if (make_ring(q) < 0) return -1;
-  const int first = m->next;
+  if (make_ring(q, r) < 0) return -1;
+  const int first = r->next;
   for (size_t queued = 0, copied = 0; copied < slots; copied++) {
     for (; queued < slots && queued < copied + SLOTS; queued++) {
       const size_t at = queued * SLOT_BYTES;
-      PG_CUDA(q, cudaMemcpyAsync(m->ring + (size_t)m->next * SLOT_BYTES, (const char *)device + at,
+      PG_CUDA(q, cudaMemcpyAsync(r->slot(r->next), (const char *)device + at,
                                  bytes - at < SLOT_BYTES ? bytes - at : SLOT_BYTES,
                                  cudaMemcpyDeviceToHost, q->stream));
-      PG_CUDA(q, cudaEventRecord(m->done[m->next], q->stream));
-      m->next = (m->next + 1) % SLOTS;
+      PG_CUDA(q, cudaEventRecord(r->done[r->next], q->stream));
+      r->next = (r->next + 1) % SLOTS;
     }
-    const size_t slot = ((size_t)first + copied) % SLOTS, at = copied * SLOT_BYTES;
-    PG_CUDA(q, cudaEventSynchronize(m->done[slot]));
-    memcpy((char *)host + at, m->ring + slot * SLOT_BYTES,
-           bytes - at < SLOT_BYTES ? bytes - at : SLOT_BYTES);
+    const int slot = (int)(((size_t)first + copied) % SLOTS);
+    const size_t at = copied * SLOT_BYTES;
+    PG_CUDA(q, cudaEventSynchronize(r->done[slot]));
+    memcpy((char *)host + at, r->slot(slot), bytes - at < SLOT_BYTES ? bytes - at : SLOT_BYTES);
   }
   return slots ? 0 : pg_cuda_synchronize(q);
 }

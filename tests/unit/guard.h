@@ -68,6 +68,8 @@ static void guard_release(pg_queue *q, void *memory) {
   }
 /* clang-format off */
 GUARD(upload, (pg_queue *q, void *to, const void *from, size_t n), q, to, from, n)
+GUARD(upload_beside, (pg_queue *q, void *to, const void *from, size_t n), q, to, from, n)
+GUARD(join, (pg_queue *q), q)
 GUARD(download, (pg_queue *q, void *to, const void *from, size_t n), q, to, from, n)
 GUARD(copy, (pg_queue *q, void *to, const void *from, size_t n), q, to, from, n)
 GUARD(zero, (pg_queue *q, void *memory, size_t n), q, memory, n)

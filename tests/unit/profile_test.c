@@ -127,10 +127,11 @@ TEST(products_are_counted) {
   const pg_profile_row *rows = pg_profile_rows(profile, &count);
   double flops[PG_PARTS] = {0};
   double newton_schulz = 0;
-  int64_t loads = 0;
+  int64_t loads = 0, joins = 0; /* tokens and targets of a micro-batch each join */
   for (size_t i = 0; i < count; i++) {
     flops[rows[i].part] += rows[i].flops;
-    if (rows[i].part == PG_PART_DATA_WAIT) loads = rows[i].calls;
+    if (!strcmp(rows[i].operation, "loader")) loads = rows[i].calls;
+    if (!strcmp(rows[i].operation, "join")) joins += rows[i].calls;
     if (!strcmp(rows[i].operation, "cross_entropy"))
       CHECK(rows[i].part == PG_PART_HEAD, "a cross entropy for %s", pg_part_name(rows[i].part));
     if (!strcmp(rows[i].caller, "muon")) newton_schulz += rows[i].flops;
@@ -145,7 +146,8 @@ TEST(products_are_counted) {
               1e-12);
   CHECK(flops[PG_PART_OPTIMIZER] > 0 && newton_schulz == flops[PG_PART_OPTIMIZER],
         "%g FLOP in the optimizer, %g of them Muon's", flops[PG_PART_OPTIMIZER], newton_schulz);
-  CHECK(loads == SEQUENCES / MICRO, "%lld micro-batches", (long long)loads);
+  CHECK(loads == SEQUENCES / MICRO && joins == 2 * loads, "%lld micro-batches, %lld joins",
+        (long long)loads, (long long)joins);
   pg_profile_free(profile);
   close_trial(&t);
 }

@@ -38,10 +38,8 @@ static inline int shared_all_reduce(pg_comm *comm, pg_queue *queue, void *data, 
   for (int64_t i = 0; i < count; i++) {
     float f = ((float *)(void *)all->data[0])[type == PG__COMM_F32 ? i : 0];
     double d = ((double *)(void *)all->data[0])[type == PG__COMM_F64 ? i : 0];
-    uint64_t u = ((uint64_t *)(void *)all->data[0])[type == PG__COMM_U64 ? i : 0];
     for (int r = 1; r < comm->world; r++) {
       if (type == PG__COMM_F32) f += ((float *)(void *)all->data[r])[i];
-      if (type == PG__COMM_U64) u += ((uint64_t *)(void *)all->data[r])[i];
       if (type == PG__COMM_F64) {
         double x = ((double *)(void *)all->data[r])[i];
         d = op == PG__COMM_SUM ? d + x : fmax(d, x);
@@ -49,7 +47,6 @@ static inline int shared_all_reduce(pg_comm *comm, pg_queue *queue, void *data, 
     }
     if (type == PG__COMM_F32) ((float *)data)[i] = f;
     if (type == PG__COMM_F64) ((double *)data)[i] = d;
-    if (type == PG__COMM_U64) ((uint64_t *)data)[i] = u;
   }
   pthread_barrier_wait(&all->barrier);
   return 0;
