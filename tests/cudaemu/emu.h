@@ -19,7 +19,7 @@ enum order { FORWARD, REVERSE, RANDOM };
 struct settings {
   order direction;
   uint64_t seed;
-  bool lazy, unordered;
+  bool lazy, shuffled, unordered; /* shuffled: lazy, but some work runs earlier */
   int guard, devices;
   size_t memory; /* per device */
   double nccl_timeout;
@@ -27,8 +27,11 @@ struct settings {
 const settings &set();
 /* Counts a call of `name`; true when CUDAEMU_FAIL asks this one to fail. */
 bool injected(const char *name);
-uint64_t random_bits(); /* of the seeded sequence */
-double seconds();       /* of a clock that never goes back */
+/* The same for CUDAEMU_SKIP. */
+bool skipped(const char *name);
+void trace(const char *what, long long bytes = -1); /* to CUDAEMU_TRACE */
+uint64_t random_bits();                             /* of the seeded sequence */
+double seconds();                                   /* of a clock that never goes back */
 /* Orders n thread or slot numbers as CUDAEMU_ORDER says; `list` holds increasing numbers. */
 void arrange(uint16_t *list, unsigned n);
 

@@ -232,28 +232,34 @@ extern "C" {
 
 cudaError_t cudaMalloc(void **out, size_t bytes) {
   ENTER("cudaMalloc", cudaErrorMemoryAllocation);
+  trace("cudaMalloc", (long long)bytes);
   return allocate(out, bytes, DEVICE);
 }
 cudaError_t cudaFree(void *p) {
   ENTER("cudaFree", cudaErrorUnknown);
+  trace("cudaFree");
   if (cudaError_t error = wait_device(device)) return error;
   return release(p, DEVICE, "cudaFree");
 }
 cudaError_t cudaMallocHost(void **out, size_t bytes) {
   ENTER("cudaMallocHost", cudaErrorMemoryAllocation);
+  trace("cudaMallocHost", (long long)bytes);
   return allocate(out, bytes, PINNED);
 }
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned) {
   ENTER("cudaHostAlloc", cudaErrorMemoryAllocation);
+  trace("cudaHostAlloc", (long long)bytes);
   return allocate(out, bytes, PINNED);
 }
 cudaError_t cudaFreeHost(void *p) {
   ENTER("cudaFreeHost", cudaErrorUnknown);
+  trace("cudaFreeHost");
   if (cudaError_t error = wait_device(device)) return error;
   return release(p, PINNED, "cudaFreeHost");
 }
 cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned) {
   ENTER("cudaHostRegister", cudaErrorMemoryAllocation);
+  trace("cudaHostRegister", (long long)bytes);
   if (find(p)) return fail(cudaErrorHostMemoryAlreadyRegistered);
   all()[(uintptr_t)p] = {(uintptr_t)p, bytes,  (uintptr_t)p, bytes, ++serial,
                          device,       PINNED, false,        true};

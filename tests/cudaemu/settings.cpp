@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <fcntl.h>
 #include <string>
 #include <unistd.h>
 #include <vector>
@@ -21,13 +22,27 @@ thread_local int device;
 cudaError_t sticky = cudaSuccess;
 static thread_local cudaError_t last_error = cudaSuccess;
 static settings now;
-static std::vector<failure> *failures; /* never freed: used while the process ends */
+static std::vector<failure> *failures, *skips; /* never freed: used while the process ends */
+static int trace_file = -1;
 static uint64_t random_state;
 static bool read;
 
 static const char *text(const char *name, const char *standard) {
   const char *value = getenv(name);
   return value && *value ? value : standard;
+}
+
+/* NAME:N[,NAME:N...] */
+static void read_list(const char *variable, std::vector<failure> **to) {
+  if (!*to) *to = new std::vector<failure>;
+  (*to)->clear();
+  std::string list = text(variable, "");
+  for (size_t at = 0, end; at < list.size(); at = end + 1) {
+    end = std::min(list.find(',', at), list.size());
+    size_t colon = list.find(':', at);
+    if (colon >= end) cudaemu_die("%s=%s; NAME:N[,NAME:N...]", variable, list.c_str());
+    (*to)->push_back({list.substr(at, colon - at), atol(list.c_str() + colon + 1)});
+  }
 }
 
 static void read_settings() {
@@ -41,7 +56,13 @@ static void read_settings() {
   else if (order != "forward")
     cudaemu_die("CUDAEMU_ORDER=%s; forward, reverse or random:SEED", order.c_str());
   random_state = now.seed;
-  now.lazy = text("CUDAEMU_STREAMS", "eager") == std::string("lazy");
+  std::string streams = text("CUDAEMU_STREAMS", "eager");
+  now.shuffled = streams.rfind("random:", 0) == 0;
+  now.lazy = now.shuffled || streams == "lazy";
+  if (now.shuffled)
+    random_state += strtoull(streams.c_str() + 7, nullptr, 10);
+  else if (!now.lazy && streams != "eager")
+    cudaemu_die("CUDAEMU_STREAMS=%s; eager, lazy or random:SEED", streams.c_str());
   now.unordered = text("CUDAEMU_BLOCKS", "ordered") == std::string("unordered");
   now.guard = atoi(text("CUDAEMU_GUARD", "0"));
   now.devices = atoi(text("CUDAEMU_DEVICES", "1"));
@@ -49,15 +70,13 @@ static void read_settings() {
   char *unit;
   now.memory = strtoull(text("CUDAEMU_MEMORY", "16g"), &unit, 10);
   now.memory <<= *unit == 'g' ? 30 : *unit == 'm' ? 20 : *unit == 'k' ? 10 : 0;
-  if (!failures) failures = new std::vector<failure>;
-  failures->clear();
-  std::string list = text("CUDAEMU_FAIL", "");
-  for (size_t at = 0, end; at < list.size(); at = end + 1) {
-    end = std::min(list.find(',', at), list.size());
-    size_t colon = list.find(':', at);
-    if (colon >= end) cudaemu_die("CUDAEMU_FAIL=%s; NAME:N[,NAME:N...]", list.c_str());
-    failures->push_back({list.substr(at, colon - at), atol(list.c_str() + colon + 1)});
-  }
+  read_list("CUDAEMU_FAIL", &failures);
+  read_list("CUDAEMU_SKIP", &skips);
+  if (trace_file >= 0) close(trace_file);
+  trace_file = -1;
+  const char *path = text("CUDAEMU_TRACE", "");
+  if (*path && (trace_file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) < 0)
+    cudaemu_die("CUDAEMU_TRACE=%s does not open", path);
 }
 
 const settings &set() {
@@ -65,11 +84,27 @@ const settings &set() {
   return now;
 }
 
-bool injected(const char *name) {
-  set();
-  for (failure &f : *failures)
+static bool counted(std::vector<failure> *list, const char *name) {
+  for (failure &f : *list)
     if (f.after > 0 && f.name == name && --f.after == 0) return true;
   return false;
+}
+bool injected(const char *name) {
+  set();
+  return counted(failures, name);
+}
+bool skipped(const char *name) {
+  set();
+  return counted(skips, name);
+}
+
+void trace(const char *what, long long bytes) {
+  char line[80];
+  set();
+  if (trace_file < 0) return;
+  const int n = bytes < 0 ? snprintf(line, sizeof line, "%s\n", what)
+                          : snprintf(line, sizeof line, "%s %lld\n", what, bytes);
+  if (write(trace_file, line, (size_t)n) != n) cudaemu_die("CUDAEMU_TRACE cannot be written");
 }
 
 uint64_t random_bits() { /* splitmix64 */
