@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # tests/compare.sh BUILD: comparisons with other people's software, installed by name into
-# BUILD/venv: Hugging Face `tokenizers` (the same ids) and `transformers` (the same logits). Exit 77
-# when they cannot be had.
+# BUILD/venv: Hugging Face `tokenizers` (the same ids) and `transformers` (the same logits), and
+# tools/torch_bench.py, the peer in PyTorch (the same logits, the same training). Exit 77 when they
+# cannot be had.
 set -uo pipefail
 build=$(realpath "$1")
 python=$build/venv/bin/python
@@ -13,3 +14,4 @@ set -e
 bible -f 'gen1:1-gen30:43' </dev/null | sed -E 's/^[^ ]+ //' >"$build/compare.txt"
 "$python" tests/tokenizers_compare.py "$build" --text "$build/compare.txt"
 PG_PYTHON=$python "$build/tests/hf_test"
+"$python" tests/torch_compare.py trajectory tests/golden/trajectory

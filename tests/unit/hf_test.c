@@ -1,6 +1,7 @@
-/* A checkpoint gives the same logits in Hugging Face's Qwen3ForCausalLM: writes one with random
- * weights and lets tests/hf_compare.py compare. PG_PYTHON names a Python that has transformers and
- * torch; without them the comparison is skipped. */
+/* A checkpoint gives the same logits in Hugging Face's Qwen3ForCausalLM and in the model of
+ * tools/torch_bench.py: writes one with random weights and lets tests/hf_compare.py and
+ * tests/torch_compare.py compare. PG_PYTHON names a Python that has transformers and torch; without
+ * them the comparison is skipped. */
 #include "core/checkpoint_internal.h"
 #include "model_support.h"
 #include <sys/wait.h>
@@ -48,6 +49,7 @@ static int skipped;
 static void compare(const shape *s) {
   static const char *const files[] = {"config.json", "model.safetensors", "logits.json"};
   char folder[] = "/tmp/perigee-XXXXXX", path[128], command[512];
+  static const char *const scripts[] = {"hf_compare.py", "torch_compare.py' 'logits"};
   const char *python = getenv("PG_PYTHON");
   pg_context *ctx = open_context(1);
   pg_model_config c = make_config(s);
@@ -60,13 +62,15 @@ static void compare(const shape *s) {
   /* Twice the forward's bar of model_gradient_test.c, since both sides round, and 64 positions
    * times half a unit for their fp32 angles. */
   double bar = 4 * (11 * (double)c.layers + 3) * UNIT_ROUNDOFF + 64 * UNIT_ROUNDOFF;
-  snprintf(command, sizeof command, "'%s' '%s' '%s' '%s/logits.json' %.3g",
-           python ? python : "python3", PG_TEST_DIR "/hf_compare.py", folder, folder, bar);
-  fflush(stdout);
-  int status = system(command);
-  int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  CHECK(code == 0 || code == 77, "hf_compare.py ended with %d", code);
-  skipped += code == 77;
+  for (size_t i = 0; i < PG_COUNT(scripts); i++) {
+    snprintf(command, sizeof command, "'%s' '%s/%s' '%s' '%s/logits.json' %.3g",
+             python ? python : "python3", PG_TEST_DIR, scripts[i], folder, folder, bar);
+    fflush(stdout);
+    int status = system(command);
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    CHECK(code == 0 || code == 77, "%s ended with %d", command, code);
+    skipped += code == 77;
+  }
   for (size_t i = 0; i < PG_COUNT(files); i++) {
     snprintf(path, sizeof path, "%s/%s", folder, files[i]);
     unlink(path);
