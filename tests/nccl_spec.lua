@@ -1,6 +1,7 @@
 -- Several ranks on GPUs, here emulated ones: NCCL's calls over shared memory, and everything else
 -- as it is on a machine with GPUs. Tests are tagged #cuda. The program is that of a build with
--- -DPG_EMULATE_CUDA=ON: PERIGEE_EMU, or emu/ in the build folder.
+-- -DPG_EMULATE_CUDA=ON: PERIGEE_EMU, or emu/ in the build folder. With three real GPUs it can be
+-- that of an ordinary build; PERIGEE_GPUS says how many there are.
 local support = require "lua_support"
 local core = support.core
 
@@ -10,8 +11,9 @@ for _, path in ipairs { os.getenv "PERIGEE_EMU" or "", support.build .. "/emu/pe
   support.build .. "/emu/clang/perigee" } do
   if not program and core.fs.kind(path) == "file" then program = path end
 end
-local environment = "OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 "
-  .. "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 CUDAEMU_DEVICES=3 "
+local gpus = tonumber(os.getenv "PERIGEE_GPUS") or 0
+local environment = ("OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 "
+  .. "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 CUDAEMU_DEVICES=%d "):format(math.max(3, gpus))
 
 local function emulated_it(name, f)
   it(name .. " #cuda", function()
@@ -88,12 +90,17 @@ end
 
 teardown(support.clean)
 
+local cases = {
+  { 2, { head = "rownorm", shard = true } },
+  { 3, { head = "adamw", shard = true, sequences = 6, micro = 1 } },
+  { 2, { head = "adamw", shard = false, own = true } },
+}
+if gpus > 3 then
+  cases[#cases + 1] = { gpus, { head = "rownorm", shard = true, sequences = gpus, micro = 1 } }
+end
+
 describe("ranks on GPUs", function()
-  for _, case in ipairs {
-    { 2, { head = "rownorm", shard = true } },
-    { 3, { head = "adamw", shard = true, sequences = 6, micro = 1 } },
-    { 2, { head = "adamw", shard = false, own = true } },
-  } do
+  for _, case in ipairs(cases) do
     local count, settings = case[1], case[2]
     emulated_it(("train as one, %d of them, head %s, shard_optimizer = %s"):format(count,
       settings.head, tostring(settings.shard)), function()
@@ -150,8 +157,9 @@ describe("ranks on GPUs", function()
 
   emulated_it("need a GPU each", function()
     local out = support.folder() .. "/run"
-    local code, _, err = support.shell(("cd %s && %s CUDAEMU_DEVICES=1 RANK=1 WORLD_SIZE=2 "
-      .. "LOCAL_RANK=1 %s"):format(support.quote(support.root), environment, words_of(out, {})))
+    local code, _, err = support.shell(("cd %s && %s CUDAEMU_DEVICES=1 CUDA_VISIBLE_DEVICES=0 "
+      .. "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 %s"):format(support.quote(support.root), environment,
+      words_of(out, {})))
     assert.equal(1, code)
     assert.is_true(support.one_line(err, "rank 1: EDEVICE"), err)
   end)

@@ -12,6 +12,13 @@ PERIGEE_TEXT_PACKAGES="bible-kjv bible-kjv-text"
 # Tests, lint, sanitizers, fuzzers.
 PERIGEE_CHECK_PACKAGES="lua-busted lua-check clang clang-format clang-tidy cppcheck g++
   libclang-rt-14-dev libomp-14-dev git locales-all python3-venv"
+# Packing them for a machine without network.
+PERIGEE_BUNDLE_PACKAGES="binutils git lua-busted patchelf zstd"
+
+# The libraries that the build asks pkg-config for.
+perigee_modules() {
+  sed -nE 's/^pkg_check_modules\([A-Z0-9]+ REQUIRED IMPORTED_TARGET ([^ )]+)\)$/\1/p' CMakeLists.txt
+}
 
 as_root() {
   if [ "$(id -u)" = 0 ]; then

@@ -27,9 +27,10 @@
 #define UNIT_SLOW 1
 #endif
 #endif
+/* Whether the largest sizes are left out: race detection, and compute-sanitizer on a real device,
+ * take 20 times longer. */
 #ifndef UNIT_SLOW
-#define UNIT_SLOW                                                                                  \
-  0 /* whether the largest sizes are left out: race detection takes 20 times longer */
+#define UNIT_SLOW (getenv("PG_TEST_SMALL") != NULL)
 #endif
 
 #ifdef PG_PLUGIN_PATH
