@@ -60,6 +60,33 @@ oom:
   return status;
 }
 
+static int open_data(pg_context *ctx, const pg_model_config *config, const pg_run_options *options,
+                     pg_loader **out) {
+  const pg_comm *comm = options->comm ? options->comm : pg_comm_self();
+  const pg_loader_options data = {.folder = options->data,
+                                  .pattern = options->train ? options->train : "*_train_*.bin",
+                                  .time = config->context,
+                                  .batch = options->sequences,
+                                  .micro = options->micro ? options->micro : options->sequences,
+                                  .rank = pg_comm_rank(comm),
+                                  .world = pg_comm_world(comm),
+                                  .vocab = config->vocab,
+                                  .seed = options->data_seed,
+                                  .shuffle = true,
+                                  .depth = options->read_ahead};
+  return pg_loader_open(ctx, &data, out);
+}
+
+int pg_run_data(pg_context *ctx, const pg_model_config *config, const pg_run_options *options,
+                int64_t *updates) {
+  pg_loader *loader;
+  int status = open_data(ctx, config, options, &loader);
+  if (status < 0) return status;
+  *updates = pg_loader_batches(loader);
+  pg_loader_close(loader);
+  return 0;
+}
+
 int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out) {
   pg_context *ctx = pg_model_context(model);
   const pg_model_config *config = pg_model_get_config(model);
@@ -67,18 +94,7 @@ int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out) {
   int status;
   *out = NULL;
   PG_TRY(pg__run_describe(model, options, &run));
-  pg_loader_options data = {.folder = options->data,
-                            .pattern = options->train ? options->train : "*_train_*.bin",
-                            .time = run->time,
-                            .batch = run->sequences,
-                            .micro = run->micro,
-                            .rank = pg_comm_rank(run->comm),
-                            .world = pg_comm_world(run->comm),
-                            .vocab = config->vocab,
-                            .seed = options->data_seed,
-                            .shuffle = true,
-                            .depth = options->read_ahead};
-  PG_TRY(pg_loader_open(ctx, &data, &run->loader));
+  PG_TRY(open_data(ctx, config, options, &run->loader));
   PG_TRY(pg_activations_new(ctx, config, pg_model_compute(model), run->micro, run->time, run->keep,
                             &run->activations));
   PG_TRY(pg__alloc(ctx, run->report_bytes, "losses and clip factor", (void **)&run->report));

@@ -64,6 +64,10 @@ pg_assignment *pg_run_assignment(pg_run *run, int index);
 /* PG_EINVAL listing the parameters that nobody updates. pg_run_step calls it too. */
 int pg_run_check(pg_run *run);
 
+/* Whether the data serves such a run, as pg_run_new finds it; *updates of an epoch. */
+int pg_run_data(pg_context *ctx, const pg_model_config *config, const pg_run_options *options,
+                int64_t *updates);
+
 /* ---- memory ---------------------------------------------------------------------------- */
 /* Parameters, by their index in the model's order, that an optimizer updates. */
 typedef struct pg_run_entry {

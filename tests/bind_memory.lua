@@ -3,11 +3,15 @@ local folder = ...
 local core = require "perigee.core"
 local golden = "tests/golden/trajectory"
 local ctx = assert(core.context { threads = 1 })
-local model = assert(core.model(ctx, {
-  layers = 1, width = 8, heads = 2, head_dim = 4, mlp = 16, vocab = 97, context = 16,
-}))
+local sizes = { layers = 1, width = 8, heads = 2, head_dim = 4, mlp = 16, vocab = 97, context = 16 }
+local settings = { data = golden, sequences = 2, micro = 2 }
+local everything = { core.optimizer "adamw" }
+for i = 1, #core.model_parameters(sizes) do everything[i + 1] = i end
+assert(core.estimate(ctx, sizes, "fp32", settings, { everything }, true))
+assert(core.run_data(ctx, sizes, settings))
+local model = assert(core.model(ctx, sizes))
 assert(model:init(1))
-local run = assert(core.run(model, { data = golden, sequences = 2, micro = 2 }))
+local run = assert(core.run(model, settings))
 run:assign {
   optimizer = core.define_optimizer {
     name = "x", slots = { a = "matrix", b = "row" }, defaults = { lr = 1e-3, p = { 1, 2 }, f = true },
@@ -20,7 +24,7 @@ run:assign {
   hypers = { lr = 0.1 }, parameters = model:parameters(),
 }
 assert(run:step())
-run:hilbert(assert(run:panel { tokens = 20 }), nil, true)
+run:hilbert(assert(core.panel(ctx, { data = golden, time = 16, vocab = 97, tokens = 20 })), nil, true)
 assert(run:validate { tokens = 32 })
 local t = core.tensor(ctx, { { 1, 2 }, { 3, 4 } })
 local _ = ((t + 1) * t:t() - 2 / t):matmul(t):sum(1):to_table()

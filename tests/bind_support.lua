@@ -48,6 +48,13 @@ function support.golden_model(ctx)
   return model
 end
 
+-- A panel of the golden data.
+function support.golden_panel(ctx, tokens, options)
+  options = options or {}
+  return core.panel(ctx, { data = support.golden, time = 16, vocab = 97, tokens = tokens,
+    ranks = options.ranks, micro = options.micro })
+end
+
 function support.golden_run(model, options)
   local settings = { data = support.golden, sequences = 8, micro = 4, clip = 1.0, data_seed = 3 }
   for key, value in pairs(options or {}) do settings[key] = value end

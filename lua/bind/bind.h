@@ -144,6 +144,8 @@ pgl_parameter *pgl_check_parameter(lua_State *L, int arg);
 void pgl_push_parameter(lua_State *L, int model, const pg_parameter *p);
 /* The table at `index` as a resolved configuration; raises when it is not one. */
 void pgl_read_config(lua_State *L, int index, pg_model_config *config);
+/* PG_F32 or PG_BF16 from "fp32" (also nil) or "bf16". */
+pg_dtype pgl_compute(lua_State *L, int arg);
 void pgl_push_config(lua_State *L, const pg_model_config *config);
 void pgl_open_model(lua_State *L);
 
@@ -173,10 +175,13 @@ bool pgl_frame_end(lua_State *L, pgl_frame *frame, int status);
 /* Keep an optimizer's userdata at `arg` with the run's at `run`. */
 int pgl_run_keep(lua_State *L, int run, int arg);
 void pgl_push_run_model(lua_State *L, int run); /* the model's userdata */
+/* The options table at `index` of a run; strings live as long as it. *val: the validation shards'
+ * glob. Returns the communicator's object or NULL. */
+pgl_object *pgl_read_run_options(lua_State *L, int index, pg_run_options *options,
+                                 const char **val);
 /* The run at `arg`, which must not be inside a step. */
 pgl_object *pgl_check_run(lua_State *L, int arg, const char *method);
 int pgl_run_validate(lua_State *L); /* methods in geometry.c */
-int pgl_run_panel(lua_State *L);
 int pgl_run_hilbert(lua_State *L);
 int pgl_run_trial(lua_State *L); /* methods in trial.c */
 int pgl_run_gradients(lua_State *L);
@@ -184,6 +189,7 @@ int pgl_run_rewind(lua_State *L);
 void pgl_push_step(lua_State *L, const pg_step *step);
 void pgl_open_run(lua_State *L);
 void pgl_open_trial(lua_State *L);
+void pgl_open_estimate(lua_State *L);
 
 /* ---- optimizers (optimizer.c) ------------------------------------------------------------ */
 typedef struct pgl_optimizer {

@@ -71,24 +71,6 @@ static int panel_lengths(lua_State *L) {
   return 1;
 }
 
-/* Sizes of a panel from the table at `index`; tokens is required. */
-static void read_panel_options(lua_State *L, int index, pg_panel_options *options) {
-  bool found = pgl_get_integer(L, index, "panel", "tokens", 1, INT64_MAX, &options->tokens);
-  pgl_need(L, found, "panel", "tokens");
-  pgl_get_integer(L, index, "panel", "ranks", 1, INT64_MAX, &options->ranks);
-  pgl_get_integer(L, index, "panel", "micro", 1, INT64_MAX, &options->micro);
-}
-
-static int push_panel(lua_State *L, pgl_object *context, const char *data, const char *val,
-                      int64_t time, int64_t vocab, const pg_panel_options *options) {
-  pgl_object *o = pgl_new(L, &pgl_panel_kind, context);
-  pg_panel *panel = NULL;
-  int status = pg_panel_new(context->resource, data, val, time, vocab, options, &panel);
-  if (status < 0) return pgl_fail(L, context->resource, status);
-  o->resource = panel;
-  return 1;
-}
-
 /* core.panel(ctx, { data, val, time, vocab, tokens, ranks, micro }) */
 static int panel_new(lua_State *L) {
   static const char *const keys[] = {"data",   "val",   "time",  "vocab",
@@ -99,25 +81,20 @@ static int panel_new(lua_State *L) {
   pg_panel_options options = {0};
   lua_settop(L, 2);
   pgl_table(L, 2, "panel", keys);
-  read_panel_options(L, 2, &options);
+  pgl_need(L, pgl_get_integer(L, 2, "panel", "tokens", 1, INT64_MAX, &options.tokens), "panel",
+           "tokens");
+  pgl_get_integer(L, 2, "panel", "ranks", 1, INT64_MAX, &options.ranks);
+  pgl_get_integer(L, 2, "panel", "micro", 1, INT64_MAX, &options.micro);
   pgl_need(L, pgl_get_string(L, 2, "panel", "data", &data), "panel", "data");
   pgl_get_string(L, 2, "panel", "val", &val);
   pgl_need(L, pgl_get_integer(L, 2, "panel", "time", 1, INT64_MAX, &time), "panel", "time");
   pgl_need(L, pgl_get_integer(L, 2, "panel", "vocab", 2, INT64_MAX, &vocab), "panel", "vocab");
-  return push_panel(L, context, data, val, time, vocab, &options);
-}
-
-/* run:panel{ tokens, ranks, micro } */
-int pgl_run_panel(lua_State *L) {
-  static const char *const keys[] = {"tokens", "ranks", "micro", NULL};
-  pgl_object *o = pgl_check_run(L, 1, "panel");
-  pgl_run *r = o->resource;
-  const pg_model_config *config = pg_model_get_config(pg_run_model(r->run));
-  pg_panel_options options = {0};
-  lua_settop(L, 2);
-  pgl_table(L, 2, "panel", keys);
-  read_panel_options(L, 2, &options);
-  return push_panel(L, pgl_root(o), r->data, r->val, config->context, config->vocab, &options);
+  pgl_object *o = pgl_new(L, &pgl_panel_kind, context);
+  pg_panel *panel = NULL;
+  int status = pg_panel_new(context->resource, data, val, time, vocab, &options, &panel);
+  if (status < 0) return pgl_fail(L, context->resource, status);
+  o->resource = panel;
+  return 1;
 }
 
 /* ---- Hilbert RMS

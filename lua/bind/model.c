@@ -231,22 +231,27 @@ static int model_find(lua_State *L) {
 
 /* ---- models ------------------------------------------------------------------------------------
  */
+pg_dtype pgl_compute(lua_State *L, int arg) {
+  const char *compute = lua_isnil(L, arg) ? "fp32" : pgl_string(L, arg, "compute");
+  if (strcmp(compute, "fp32") == 0) return PG_F32;
+  if (strcmp(compute, "bf16") != 0)
+    luaL_error(L, "compute: \"fp32\" or \"bf16\" expected, got \"%s\"", compute);
+  return PG_BF16;
+}
+
 /* core.model(ctx, config [, "fp32"|"bf16"]) */
 static int model_new(lua_State *L) {
   pgl_object *context = pgl_check(L, 1, &pgl_context_kind);
   pg_model_config config;
   lua_settop(L, 3);
   pgl_read_config(L, 2, &config);
-  const char *compute = lua_isnil(L, 3) ? "fp32" : pgl_string(L, 3, "compute");
-  const bool bf16 = strcmp(compute, "bf16") == 0;
-  if (!bf16 && strcmp(compute, "fp32") != 0)
-    return luaL_error(L, "compute: \"fp32\" or \"bf16\" expected, got \"%s\"", compute);
+  const pg_dtype compute = pgl_compute(L, 3);
   pgl_object *o = pgl_new(L, &pgl_model_kind, context);
   pgl_model *m = calloc(1, sizeof *m);
   if (!m) return pgl_fail_text(L, PG_ENOMEM, NULL);
   o->resource = m;
   int status = pg_model_new(context->resource, &config, &m->model);
-  if (status == 0 && bf16) status = pg_model_set_compute(m->model, PG_BF16);
+  if (status == 0) status = pg_model_set_compute(m->model, compute);
   if (status < 0) return pgl_fail(L, context->resource, status);
   return 1;
 }

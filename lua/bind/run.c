@@ -40,43 +40,53 @@ static pg_run *check_run(lua_State *L, const char *method) {
   return ((pgl_run *)pgl_check_run(L, 1, method)->resource)->run;
 }
 
-/* core.run(model, { data, train, val, sequences, micro, clip, ... }) */
-static int run_new(lua_State *L) {
+pgl_object *pgl_read_run_options(lua_State *L, int index, pg_run_options *options,
+                                 const char **val) {
   static const char *const keys[] = {
       "data",       "train",           "val",  "sequences",       "micro",     "clip", "data_seed",
       "read_ahead", "keep_increments", "comm", "shard_optimizer", "recompute", NULL};
-  const char *what = "run", *val = "*_val_*.bin", *keep = "head", *recompute = "none";
+  const char *what = "run", *keep = "head", *recompute = "none";
   int64_t seed = 0, read_ahead = 0;
-  pg_run_options options = {.max_norm = 1};
-  pgl_object *model = pgl_check(L, 1, &pgl_model_kind);
-  lua_settop(L, 2);
-  pgl_table(L, 2, what, keys);
-  pgl_need(L, pgl_get_string(L, 2, what, "data", &options.data), what, "data");
-  pgl_get_string(L, 2, what, "train", &options.train);
-  pgl_get_string(L, 2, what, "val", &val);
-  pgl_need(L, pgl_get_integer(L, 2, what, "sequences", 1, INT64_MAX, &options.sequences), what,
-           "sequences");
-  pgl_get_integer(L, 2, what, "micro", 0, INT64_MAX, &options.micro);
-  pgl_get_number(L, 2, what, "clip", &options.max_norm);
-  pgl_get_integer(L, 2, what, "data_seed", 0, INT64_MAX, &seed);
-  pgl_get_integer(L, 2, what, "read_ahead", 0, 1 << 16, &read_ahead);
-  pgl_get_string(L, 2, what, "keep_increments", &keep);
-  if (strcmp(keep, "head") != 0 && strcmp(keep, "all") != 0)
-    return luaL_error(L, "run.keep_increments: \"head\" or \"all\" expected, got \"%s\"", keep);
-  options.data_seed = (uint64_t)seed;
-  options.read_ahead = (int)read_ahead;
-  options.keep_all_increments = strcmp(keep, "all") == 0;
-  pgl_get_boolean(L, 2, what, "shard_optimizer", &options.shard_optimizer);
-  pgl_get_string(L, 2, what, "recompute", &recompute);
-  if (strcmp(recompute, "none") != 0 && strcmp(recompute, "block") != 0)
-    return luaL_error(L, "run.recompute: \"none\" or \"block\" expected, got \"%s\"", recompute);
-  options.recompute = strcmp(recompute, "block") == 0;
   pgl_object *comm = NULL;
-  if (pgl_raw(L, 2, "comm")) {
+  *options = (pg_run_options){.max_norm = 1};
+  *val = "*_val_*.bin";
+  index = lua_absindex(L, index);
+  pgl_table(L, index, what, keys);
+  pgl_need(L, pgl_get_string(L, index, what, "data", &options->data), what, "data");
+  pgl_get_string(L, index, what, "train", &options->train);
+  pgl_get_string(L, index, what, "val", val);
+  pgl_need(L, pgl_get_integer(L, index, what, "sequences", 1, INT64_MAX, &options->sequences), what,
+           "sequences");
+  pgl_get_integer(L, index, what, "micro", 0, INT64_MAX, &options->micro);
+  pgl_get_number(L, index, what, "clip", &options->max_norm);
+  pgl_get_integer(L, index, what, "data_seed", 0, INT64_MAX, &seed);
+  pgl_get_integer(L, index, what, "read_ahead", 0, 1 << 16, &read_ahead);
+  pgl_get_string(L, index, what, "keep_increments", &keep);
+  if (strcmp(keep, "head") != 0 && strcmp(keep, "all") != 0)
+    luaL_error(L, "run.keep_increments: \"head\" or \"all\" expected, got \"%s\"", keep);
+  options->data_seed = (uint64_t)seed;
+  options->read_ahead = (int)read_ahead;
+  options->keep_all_increments = strcmp(keep, "all") == 0;
+  pgl_get_boolean(L, index, what, "shard_optimizer", &options->shard_optimizer);
+  pgl_get_string(L, index, what, "recompute", &recompute);
+  if (strcmp(recompute, "none") != 0 && strcmp(recompute, "block") != 0)
+    luaL_error(L, "run.recompute: \"none\" or \"block\" expected, got \"%s\"", recompute);
+  options->recompute = strcmp(recompute, "block") == 0;
+  if (pgl_raw(L, index, "comm")) {
     comm = pgl_check(L, -1, &pgl_comm_kind);
-    options.comm = comm->resource;
+    options->comm = comm->resource;
     lua_pop(L, 1);
   }
+  return comm;
+}
+
+/* core.run(model, { data, train, val, sequences, micro, clip, ... }) */
+static int run_new(lua_State *L) {
+  const char *val;
+  pg_run_options options;
+  pgl_object *model = pgl_check(L, 1, &pgl_model_kind);
+  lua_settop(L, 2);
+  pgl_object *comm = pgl_read_run_options(L, 2, &options, &val);
 
   pgl_model *m = model->resource;
   if (m->run && !m->run->closed) lua_gc(L, LUA_GCCOLLECT); /* it may be garbage */
@@ -277,15 +287,6 @@ static int run_tokens(lua_State *L) {
   return 1;
 }
 
-/* run:slot_bytes() -> bytes that this rank holds, bytes of all ranks */
-static int run_slot_bytes(lua_State *L) {
-  int64_t here, everywhere;
-  pg_run_slot_bytes(((pgl_run *)pgl_check(L, 1, &pgl_run_kind)->resource)->run, &here, &everywhere);
-  lua_pushinteger(L, here);
-  lua_pushinteger(L, everywhere);
-  return 2;
-}
-
 static int run_set_progress(lua_State *L) {
   pg_run *run = check_run(L, "set_progress");
   int64_t updates = pgl_integer(L, 2, "updates", 0, INT64_MAX);
@@ -400,10 +401,8 @@ static const luaL_Reg methods[] = {{"assign", run_assign},
                                    {"updates", run_updates},
                                    {"tokens", run_tokens},
                                    {"set_progress", run_set_progress},
-                                   {"slot_bytes", run_slot_bytes},
                                    {"loader", run_loader},
                                    {"validate", pgl_run_validate},
-                                   {"panel", pgl_run_panel},
                                    {"hilbert", pgl_run_hilbert},
                                    {NULL, NULL}};
 static const luaL_Reg functions[] = {{"run", run_new},

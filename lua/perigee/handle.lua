@@ -283,7 +283,9 @@ function methods.panel(handle, options)
     options = { tokens = options.tokens, ranks = run.world,
       micro = options.micro or run.spec.batch.micro }
   end
-  local panel = errors.try(run.core:panel(options))
+  local panel = errors.try(core.panel(run.ctx, { data = run.spec.data.path,
+    val = run.spec.data.val, time = run.model_config.context, vocab = run.model_config.vocab,
+    tokens = options.tokens, ranks = options.ranks, micro = options.micro }))
   run.panels = run.panels or {}
   table.insert(run.panels, panel)
   return panel

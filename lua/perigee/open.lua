@@ -1,9 +1,10 @@
 -- From a recipe to a run that could take its first step, without writing anything: context, data,
--- model, optimizers, hooks. Whatever can be refused is refused here.
+-- optimizers, memory, model, hooks. Whatever can be refused is refused here.
 local core = require "perigee.core"
 local check = require "perigee.check"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
+local memory = require "perigee.memory"
 local params = require "perigee.params"
 local random = require "perigee.random"
 local recipe = require "perigee.recipe"
@@ -143,7 +144,6 @@ local function open_context(run)
   run.ctx = ctx
   run.comm = errors.try(core.comm(ctx, {
     timeout = options.rank_timeout or spec.rank_timeout, device_index = index }))
-  return ctx
 end
 
 -- The sequences of a micro-batch, which without a statement are what one rank takes.
@@ -216,8 +216,29 @@ local function assign_entries(run)
   errors.try(run.core:check())
 end
 
--- Fill `run` (see run.lua) from a recipe. The caller closes it on failure.
-function open.prepare(run, rec, options)
+local function index_parameters(run, parameters)
+  run.parameters, run.by_name = parameters, {}
+  for _, parameter in ipairs(parameters) do
+    run.by_name[parameter.name] = parameter
+    if parameter.role == "head" then run.head = parameter end
+    if parameter.role == "embedding" then run.embedding = parameter end
+  end
+end
+
+-- Parameters as descriptions without memory, in the entries that update them.
+local function route_descriptions(run)
+  local described = core.model_parameters(run.model_config)
+  for i, parameter in ipairs(described) do parameter.index, parameter.updates = i, 0 end
+  index_parameters(run, described)
+  routing.route(run.spec.entries, described, run.spec.where)
+  for _, entry in ipairs(run.spec.entries) do
+    for _, parameter in ipairs(entry.parameters) do parameter.optimizer = entry.optimizer.name end
+  end
+end
+
+-- Fill `run` (see run.lua) from a recipe with all that is known before it has memory. The caller
+-- closes it on failure.
+function open.resolve(run, rec, options)
   run.options = options
   run.recipe = rec
   local spec = rec:spec()
@@ -233,6 +254,8 @@ function open.prepare(run, rec, options)
   spec.recompute = options.recompute or spec.recompute
   spec.data:require_folder()
   open_context(run)
+  -- Read before ranks meet: no other one of this machine has allocated anything yet.
+  run.available = run.ctx:available()
   compare_ranks(run, "the recipe or a parameter", ("perigee %s; %s"):format(core.version,
     run.identity))
   split_batch(run)
@@ -245,22 +268,30 @@ function open.prepare(run, rec, options)
   run.total, run.last, run.tokens_per_update = open.plan(spec, run.model_config.weights,
     run.model_config.context, options.max_updates)
   check_schedules(run)
-  local model_options = model_table(run, vocab)
-  run.model = errors.try(core.model(run.ctx, model_options, run.compute))
-  run.parameters = run.model:parameters()
-  run.by_name = {}
-  for _, parameter in ipairs(run.parameters) do
-    run.by_name[parameter.name] = parameter
-    if parameter.role == "head" then run.head = parameter end
-    if parameter.role == "embedding" then run.embedding = parameter end
-  end
-  routing.route(spec.entries, run.parameters, spec.where)
-  run.core = errors.located(spec.where, function()
-    return errors.try(core.run(run.model, core_options(run)))
-  end)
+  route_descriptions(run)
+  run.core_options = core_options(run)
+  run.need = memory.estimate(run)
   run.data_digest = errors.try(core.digest(run.ctx, spec.data.path))
   compare_ranks(run, "the data or an option", ("data %s; --micro %d; updates %d; --max-updates %d")
     :format(run.data_digest, spec.batch.micro, run.total, run.last))
+  run.tokenizer_path = spec.data:tokenizer_path()
+end
+
+-- The same and its memory: a run that could take its first step.
+function open.prepare(run, rec, options)
+  open.resolve(run, rec, options)
+  local spec = run.spec
+  memory.refuse(run)
+  run.model = errors.try(core.model(run.ctx, run.model_config, run.compute))
+  index_parameters(run, run.model:parameters())
+  for _, entry in ipairs(spec.entries) do
+    for i, described in ipairs(entry.parameters) do
+      entry.parameters[i] = run.by_name[described.name]
+    end
+  end
+  run.core = errors.located(spec.where, function()
+    return errors.try(core.run(run.model, run.core_options))
+  end)
   run.updates_per_epoch = run.core:loader().updates_per_epoch
   assign_entries(run)
   if spec.model.init then
@@ -271,7 +302,13 @@ function open.prepare(run, rec, options)
   run.tracker = tracker.new { tokens_per_update = run.tokens_per_update,
     max_norm = spec.clip or 1.0, clipping = spec.clip ~= false }
   run.random = random.pair(spec.seed.init)
-  run.tokenizer_path = spec.data:tokenizer_path()
+end
+
+-- Without memory: whether the data serves such a run.
+function open.check_data(run)
+  errors.located(run.spec.where, function()
+    run.updates_per_epoch = errors.try(core.run_data(run.ctx, run.model_config, run.core_options))
+  end)
 end
 
 -- Hooks that measure get ready (panels are read, sizes checked).

@@ -141,10 +141,12 @@ function session.new(from, options)
   end)
 end
 
--- Everything up to the point where a new run would create its directory; the caller releases it.
+-- Everything up to the point where a new run would create its directory, without the memory that it
+-- would take; the caller releases it.
 function session.plan(from, options)
   return building(function(run)
-    open.prepare(run, take_recipe(run, from, options), options)
+    open.resolve(run, take_recipe(run, from, options), options)
+    open.check_data(run)
     open.prepare_hooks(run)
     attach_console(run)
   end)

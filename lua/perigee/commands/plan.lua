@@ -1,7 +1,8 @@
--- perigee train --dry-run: who would compute what, without training.
+-- perigee train --dry-run: who would compute what, in how much memory, without taking any.
 local core = require "perigee.core"
 local config = require "perigee.config"
 local errors = require "perigee.errors"
+local memory = require "perigee.memory"
 local session = require "perigee.session"
 
 local mib = 2.0 ^ 20
@@ -20,21 +21,35 @@ local function aligned(rows)
   return lines
 end
 
+-- Two rows of cells: who it is, and its memory.
 local function describe_rank(run)
   local host = core.host()
-  local here = run.core:slot_bytes()
-  return core.json.encode { tostring(run.rank), host.hostname or "?",
-    tostring(run.launch.local_rank), run.ctx:device(), tostring(run.ctx:threads()),
-    ("%d"):format(host.pid), ("%.1f MiB"):format(here / mib) }
+  local place = { tostring(run.rank), host.hostname or "?", tostring(run.launch.local_rank),
+    run.ctx:device(), tostring(run.ctx:threads()), ("%d"):format(host.pid) }
+  local need = { tostring(run.rank) }
+  for _, part in ipairs(memory.parts) do
+    need[#need + 1] = run.need[part] == math.maxinteger and "?"
+      or ("%.1f"):format(run.need[part] / mib)
+  end
+  need[#need + 1] = run.need.total == math.maxinteger and "?"
+    or ("%.1f"):format(run.need.total / mib)
+  need[#need + 1] = run.available and ("%.1f"):format(run.available / mib) or "?"
+  need[#need + 1] = memory.fits(run, run.need) and "yes" or "no"
+  return core.json.encode { place = place, need = need }
 end
 
 local function print_plan(run, ranks)
-  local rows = { { "rank", "host", "local", "device", "threads", "process", "optimizer slots" } }
-  for i, text in ipairs(ranks) do rows[i + 1] = errors.try(core.json.decode(text)) end
+  local places = { { "rank", "host", "local", "device", "threads", "process" } }
+  local needs = { { "rank", table.unpack(memory.parts) } }
+  for _, title in ipairs { "total", "free", "fits" } do table.insert(needs[1], title) end
+  for i, text in ipairs(ranks) do
+    local rank = errors.try(core.json.decode(text))
+    places[i + 1], needs[i + 1] = rank.place, rank.need
+  end
   local batch = run.spec.batch
   local sharded = run.world > 1 and run.spec.shard_optimizer
   print(config.header(run))
-  for _, line in ipairs(aligned(rows)) do print(line) end
+  for _, line in ipairs(aligned(places)) do print(line) end
   print(("%d rank%s%s: %d sequences each per update, in %d micro-batch%s of %d; gradients summed "
     .. "in fp32%s"):format(run.world, run.world == 1 and "" or "s",
     run.launch.by ~= "" and (" (%s, %s)"):format(run.launch.by, run.comm:name()) or "",
@@ -42,8 +57,10 @@ local function print_plan(run, ranks)
     batch.sequences // (batch.micro * run.world) == 1 and "" or "es", batch.micro,
     run.world == 1 and "" or sharded and "; optimizer work and slots split over the ranks"
     or "; every rank updates everything"))
-  print(("allocated %.1f MiB on rank 0 before the first update; nothing was trained or written")
-    :format(run.ctx:bytes() / mib))
+  print "\nmemory at the peak, MiB:"
+  for _, line in ipairs(aligned(needs)) do print(line) end
+  print(("a chunk of logits takes %s of the activations; nothing was allocated, trained or written")
+    :format(memory.text(run.need.logits)))
 end
 
 return function(recipe, options)
