@@ -23,6 +23,15 @@ set -e
 [ $status = 75 ] || { echo "--max-time ended with $status instead of 75"; exit 1; }
 "$program" eval "$work/rownorm/checkpoints/"*
 "$program" generate "$work/rownorm" --prompt "In the beginning" --tokens 8
+"$program" repl "$work/adamw/checkpoints/00000010" "$work/rownorm" -e 'compare(a, b, 64)' \
+  -e 'what_if(pg.optim.rownorm { lr = 1e-2 }, { warm = 1, panel = 64 })' -e 'step(2)' \
+  -e 'hilbert(64)' -e 'head:neighbours(tok " the")' -e 'plot { scatter = inc, labels = 3 }'
+"$program" train "$top/recipes/tiny.lua" --quiet --set data="$work/data" --set updates=100000 \
+  --out "$work/live" &
+until [ -e "$work/live/attach.json" ]; do sleep 0.1; done
+"$program" attach "$work/live" -e 'set("head", { lr = 1e-3 })' -e 'limit(1)' -e 'pause()' \
+  -e 'checkpoint()' -e 'hook(pg.every(1, function() error("no") end))' -e 'run:stop()'
+wait $!
 "$build/tests/host_train" "$work/data" 384
 # The Lua module under a stock interpreter: the sanitizer's runtime has to come first.
 LD_PRELOAD=$("${CC:-gcc}" -print-file-name=libasan.so) LUA_PATH="$top/lua/?.lua;$top/lua/?/init.lua" \
