@@ -288,11 +288,12 @@ describe("a program that is attached to", function()
   local tiny = support.root .. "/recipes/tiny.lua"
 
   -- perigee train in the background; returns the run directory and its process id.
-  local function train(name, options)
+  local function train(name, launcher)
     local out = folder .. "/" .. name
-    assert(os.execute(("cd %s; OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive %s train %s --set data=%s "
-      .. "--set updates=100000 --set checkpoint_every=100000 --quiet --out %s %s >%s.log 2>&1 & "
-      .. "echo $! >%s.pid"):format(folder, support.program, tiny, data, out, options or "", out,
+    assert(os.execute(("cd %s; export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive "
+      .. "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; %s %s train %s --set data=%s "
+      .. "--set updates=100000 --set checkpoint_every=100000 --quiet --out %s >%s.log 2>&1 & "
+      .. "echo $! >%s.pid"):format(folder, launcher or "", support.program, tiny, data, out, out,
       out)))
     for _ = 1, 600 do
       if core.fs.exists(out .. "/attach.json") then break end
@@ -371,6 +372,36 @@ describe("a program that is attached to", function()
     code, _, err = attach(out, "1")
     assert.equal(1, code)
     assert.is_true(support.one_line(err, "no attach.json"), err)
+  end)
+
+  it("may have several ranks, of which the first one serves alone #mpi", function()
+    if support.shell("command -v mpirun") ~= 0
+      or core.fs.kind(support.build .. "/lib/perigee/perigee_mpi.so") ~= "file" then
+      return pending "there is no mpirun, or this build has no perigee_mpi.so"
+    end
+    local out = train("ranks", "timeout 100 mpirun --bind-to none --oversubscribe -n 2")
+    local code, _, err = attach(out, "hilbert(64)", "inc:diameter()", "run.world == 2 or error()")
+    assert.equal(0, code, err)
+    for _, text in ipairs { "set('head', { lr = 1 })", "pause()", "run:validate { tokens = 64 }",
+      "run:hilbert(run:panel(64))", "what_if(pg.optim.adamw {})",
+      "run:edit('lm_head.weight', function() end)" } do
+      code, _, err = attach(out, text)
+      assert.equal(1, code)
+      assert.is_true(support.one_line(err, "rank"), err)
+    end
+    local path
+    code, path, err = attach(out, "checkpoint()")
+    assert.equal(0, code, err)
+    assert.equal(0, (attach(out, "run:stop('enough')")))
+    local summary = ended(out)
+    assert.equal("enough", summary.reason)
+    assert.is_true(core.fs.exists(path:match("%S+") .. "/manifest.json"))
+    -- Nothing was changed on one rank alone.
+    for _, line in ipairs(attach_lines(out)) do
+      for _, change in ipairs(line["attach/changes"] or {}) do
+        assert.is_truthy(change == "checkpoint" or change == "stop: enough", change)
+      end
+    end
   end)
 
   it("trains without a socket where there is no place for one", function()

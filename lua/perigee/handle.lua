@@ -52,8 +52,13 @@ end
 -- End after this update, as planned: the interval is reported and a final checkpoint saved.
 function methods.stop(handle, reason)
   local run = open_run(handle)
-  run.stop_reason = reason == nil and "run:stop" or check.string(nil, "reason", reason)
-  run:changed("stop: " .. run.stop_reason)
+  reason = reason == nil and "run:stop" or check.string(nil, "reason", reason)
+  if run.world > 1 and run.attached and run.attached.serving then
+    run.attached.stop = reason -- the ranks agree on it after the next update
+  else
+    run.stop_reason = reason
+  end
+  run:changed("stop: " .. reason)
 end
 
 function methods.close(handle) inner(handle):close() end
@@ -71,7 +76,7 @@ function methods.checkpoint(handle)
     return core.uninterrupted(run.save_checkpoint, run)
   end
   run.save_requested = true
-  return checkpoints.path(run.out, run.update)
+  return checkpoints.path(run.out, alone and run.update + 1 or run.update)
 end
 
 -- ---- logging and saving ----------------------------------------------------------------------

@@ -333,6 +333,7 @@ end
 function Run:finish_update()
   if self.line_written then return end
   self.line_written = true
+  if self.attached and self.attached.stop then self.stop_reason = self.attached.stop end
   self:agree()
   record.write(self)
   if self:checkpoint_due() and #self.pending == 0 and not self.in_memory then

@@ -174,7 +174,7 @@ function methods:hilbert(options)
   local panel = measure.panel(self, options.panel or options.tokens)
   local worst = check.integer(nil, "hilbert worst", options.worst or 3, 0)
   local rms, ranges
-  if self._run then
+  if self._run and self._run.world == 1 then -- with several, run.core:hilbert is for all of them
     rms, ranges = errors.try(self._run.core:hilbert(panel, matrix, true))
   else
     rms, ranges = errors.try(core.hilbert(self.model, panel, matrix, true))
