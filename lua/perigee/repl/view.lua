@@ -85,7 +85,7 @@ function getters.run(self)
     local _, run = session.in_memory(self._directory, self.checkpoint, {
       context = self._ctx, quiet = true, compute = self._options.compute,
       data_path = self._options.data })
-    self._run = run
+    self._run, self._model, self._inc = run, nil, nil
     rawset(self, "update", nil)
   end
   return self._run.handle
