@@ -1,9 +1,13 @@
 /* A transformer block, forward and backward (SPEC §1): x += O attention(norm(x)), then
- * x += down(silu(gate y) * (up y)) with y = norm(x). Residual sums are the products' beta = 1. */
+ * x += down(silu(gate y) * (up y)) with y = norm(x).
+ *
+ * A residual sum is the addend of its product: writing x' the product reads x, and the norm then
+ * reads x' and writes y. A norm that also added would read x and the product and write x' and y,
+ * after the product had been written: one pass over [N, d] more. */
 #include "model_internal.h"
 
 int pg__product(pg_context *ctx, double alpha, pg__operand a, pg__operand b, double beta,
-                pg_dtype type_c, void *c, int64_t ldc) {
+                const void *addend, pg_dtype type_c, void *c, int64_t ldc) {
   const pg_gemm g = {.transpose_a = a.transposed,
                      .transpose_b = b.transposed,
                      .m = a.rows,
@@ -16,6 +20,7 @@ int pg__product(pg_context *ctx, double alpha, pg__operand a, pg__operand b, dou
                      .b = b.data,
                      .ldb = b.ld,
                      .c = c,
+                     .addend = addend,
                      .ldc = ldc,
                      .type_a = a.type,
                      .type_b = b.type,
@@ -26,12 +31,12 @@ fail:
   return status;
 }
 
-int pg__linear(const pg_activations *a, const pg_parameter *w, const void *x, int64_t n, float beta,
-               void *out) {
+int pg__linear(const pg_activations *a, const pg_parameter *w, const void *x, int64_t n,
+               const void *addend, void *out) {
   const int64_t in = w->columns;
   return pg__product(a->context, 1, pg__plain(a->compute, x, n, in, in),
-                     pg__transpose(a->compute, pg__weight(w), w->rows, in, in), beta, a->compute,
-                     out, w->rows);
+                     pg__transpose(a->compute, pg__weight(w), w->rows, in, in), addend ? 1 : 0,
+                     addend, a->compute, out, w->rows);
 }
 
 int pg__linear_backward(const pg_activations *a, const pg_parameter *w, const void *dy,
@@ -40,10 +45,10 @@ int pg__linear_backward(const pg_activations *a, const pg_parameter *w, const vo
   const int64_t in = w->columns, out = w->rows;
   int status;
   PG_TRY(pg__product(a->context, 1, pg__plain(type, dy, n, out, out),
-                     pg__plain(type, pg__weight(w), out, in, in), beta, type, dx, in));
+                     pg__plain(type, pg__weight(w), out, in, in), beta, NULL, type, dx, in));
   if (w->gradient)
     PG_TRY(pg__product(a->context, 1, pg__transpose(type, dy, n, out, out),
-                       pg__plain(type, x, n, in, in), 1, PG_F32, w->gradient->data, in));
+                       pg__plain(type, x, n, in, in), 1, NULL, PG_F32, w->gradient->data, in));
 fail:
   return status;
 }
@@ -59,27 +64,23 @@ int pg__block_forward(const pg_model *model, pg_activations *a, int64_t layer, v
   int status, span = pg__enter(ctx, PG__PART_BY_OPERATION, "block forward", layer);
 
   PG_LAUNCH(ctx, rmsnorm_forward, type, b->input, n, d, eps, a->norm, b->input_rstd);
-  PG_TRY(pg__linear(a, &w[PG_Q], a->norm, n, 0, b->q_raw));
-  PG_TRY(pg__linear(a, &w[PG_K], a->norm, n, 0, b->k_raw));
-  PG_TRY(pg__linear(a, &w[PG_V], a->norm, n, 0, b->v));
+  PG_TRY(pg__linear(a, &w[PG_Q], a->norm, n, NULL, b->q_raw));
+  PG_TRY(pg__linear(a, &w[PG_K], a->norm, n, NULL, b->k_raw));
+  PG_TRY(pg__linear(a, &w[PG_V], a->norm, n, NULL, b->v));
   PG_LAUNCH(ctx, qk_norm_rope_forward, type, b->q_raw, a->batch, a->time, c->heads, c->head_dim,
             eps, a->cosine, a->sine, b->q, b->q_rstd);
   PG_LAUNCH(ctx, qk_norm_rope_forward, type, b->k_raw, a->batch, a->time, c->heads, c->head_dim,
             eps, a->cosine, a->sine, b->k, b->k_rstd);
   PG_LAUNCH(ctx, attention_forward, type, b->q, b->k, b->v, a->batch, a->time, c->heads,
             c->head_dim, b->attended, b->lse);
-  if (b->middle != b->input)
-    PG_LAUNCH(ctx, copy, b->middle, b->input, (size_t)(n * d) * pg_dtype_size(type));
-  PG_TRY(pg__linear(a, &w[PG_O], b->attended, n, 1, b->middle));
+  PG_TRY(pg__linear(a, &w[PG_O], b->attended, n, b->input, b->middle));
 
   PG_LAUNCH(ctx, rmsnorm_forward, type, b->middle, n, d, eps, a->norm, b->middle_rstd);
-  PG_TRY(pg__linear(a, &w[PG_GATE], a->norm, n, 0, b->gate));
-  PG_TRY(pg__linear(a, &w[PG_UP], a->norm, n, 0, b->up));
+  PG_TRY(pg__linear(a, &w[PG_GATE], a->norm, n, NULL, b->gate));
+  PG_TRY(pg__linear(a, &w[PG_UP], a->norm, n, NULL, b->up));
   PG_LAUNCH(ctx, swiglu_forward, type, b->gate, b->up, n * c->mlp, b->product);
   if (!output) goto fail; /* with status 0 */
-  if (output != b->middle)
-    PG_LAUNCH(ctx, copy, output, b->middle, (size_t)(n * d) * pg_dtype_size(type));
-  PG_TRY(pg__linear(a, &w[PG_DOWN], b->product, n, 1, output));
+  PG_TRY(pg__linear(a, &w[PG_DOWN], b->product, n, b->middle, output));
 fail:
   pg__leave(ctx, span);
   return status;

@@ -7,7 +7,7 @@ static int chunk_logits(pg_activations *a, pg_dtype type, const void *hidden, co
                         int64_t row_stride, int64_t rows, double alpha) {
   const int64_t d = a->config.width;
   return pg__product(a->context, alpha, pg__plain(type, hidden, rows, d, d),
-                     pg__transpose(type, matrix, a->config.vocab, d, row_stride), 0, PG_F32,
+                     pg__transpose(type, matrix, a->config.vocab, d, row_stride), 0, NULL, PG_F32,
                      a->logits, a->logits_ld);
 }
 
@@ -25,11 +25,11 @@ static int chunk_backward(const pg_parameter *head, pg_activations *a, int64_t f
   const int64_t ld = type == PG_BF16 ? 2 * a->logits_ld : a->logits_ld;
   int status;
   PG_TRY(pg__product(ctx, 1, pg__plain(type, a->logits, rows, vocab, ld),
-                     pg__plain(type, pg__weight(head), vocab, d, d), 0, type,
+                     pg__plain(type, pg__weight(head), vocab, d, d), 0, NULL, type,
                      pg__element(type, a->dnorm, first * d), d));
   if (head->gradient)
     PG_TRY(pg__product(ctx, 1, pg__transpose(type, a->logits, rows, vocab, ld),
-                       pg__plain(type, hidden_at(a, first), rows, d, d), 1, PG_F32,
+                       pg__plain(type, hidden_at(a, first), rows, d, d), 1, NULL, PG_F32,
                        head->gradient->data, d));
 fail:
   return status;
@@ -138,8 +138,8 @@ int pg__head_between(const pg_model *from, pg_activations *a, const pg_model *to
       const double scale = i ? -from->config.logit_scale : to->config.logit_scale;
       const int64_t d = head->columns;
       PG_TRY(pg__product(ctx, scale, pg__plain(PG_F32, hidden, rows, d, d),
-                         pg__transpose(PG_F32, head->value->data, head->rows, d, d), i, PG_F32,
-                         b->logits, b->logits_ld));
+                         pg__transpose(PG_F32, head->value->data, head->rows, d, d), i, NULL,
+                         PG_F32, b->logits, b->logits_ld));
     }
     PG_LAUNCH(ctx, row_range, b->logits, rows, to->config.vocab, b->logits_ld, b->losses + done);
   }

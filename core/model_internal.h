@@ -133,13 +133,14 @@ static inline pg__operand pg__transpose(pg_dtype type, const void *data, int64_t
                                         int64_t columns, int64_t ld) {
   return (pg__operand){data, columns, rows, ld, type, true};
 }
-/* c[a.rows, b.columns] = alpha a b + beta c; a.columns == b.rows. */
+/* c[a.rows, b.columns] = alpha a b + beta addend; a.columns == b.rows. The addend lies as c does
+ * and is c when it is NULL. */
 int pg__product(pg_context *ctx, double alpha, pg__operand a, pg__operand b, double beta,
-                pg_dtype type_c, void *c, int64_t ldc);
-/* x and dy are activations. out[n, rows] = beta out + x[n, columns] W^T, the forward of a linear
- * map. */
-int pg__linear(const pg_activations *a, const pg_parameter *w, const void *x, int64_t n, float beta,
-               void *out);
+                const void *addend, pg_dtype type_c, void *c, int64_t ldc);
+/* x, dy and addend are activations. out[n, rows] = x[n, columns] W^T, the forward of a linear map,
+ * plus addend [n, rows], which may be out, unless it is NULL. */
+int pg__linear(const pg_activations *a, const pg_parameter *w, const void *x, int64_t n,
+               const void *addend, void *out);
 /* dx[n, columns] = beta dx + dy[n, rows] W, and W's gradient += dy^T x when it has one. */
 int pg__linear_backward(const pg_activations *a, const pg_parameter *w, const void *dy,
                         const void *x, int64_t n, float beta, void *dx);

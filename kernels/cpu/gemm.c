@@ -7,6 +7,7 @@
 #include "bf16.h"
 #include <cblas.h>
 #include <limits.h>
+#include <string.h>
 
 /* Multiply-adds below which one thread is faster. */
 #define SMALL_PRODUCT (48 * 48 * 48)
@@ -19,11 +20,24 @@ int64_t PG_CPU(gemm_scratch)(pg_dtype type) {
   return type == PG_F32 ? 0 : TILE_FLOATS;
 }
 
+/* What C becomes the sum of: its type's element `at` of D. */
+static const void *addend(const pg_gemm *g, int64_t at) {
+  return (const char *)(g->addend ? g->addend : g->c) + (size_t)at * pg_type_size(g->type_c);
+}
+/* OpenBLAS adds to what is in C: rows of fp32 from D, where D is somewhere else. */
+static void take_addend(const pg_gemm *g, int64_t at, int64_t rows, int64_t columns) {
+  float *c = (float *)g->c + at;
+  const float *d = addend(g, at);
+  for (int64_t r = 0; c != d && g->beta != 0 && r < rows; r++)
+    memcpy(c + r * g->ldc, d + r * g->ldc, (size_t)columns * sizeof *c);
+}
+
 static void block(const pg_gemm *g, int64_t entry, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
   const float *a = (const float *)g->a + entry * g->stride_a + (g->transpose_a ? i0 : i0 * g->lda);
   const float *b = (const float *)g->b + entry * g->stride_b + (g->transpose_b ? j0 * g->ldb : j0);
   float *c = (float *)g->c + entry * g->stride_c + i0 * g->ldc + j0;
   if (i1 <= i0 || j1 <= j0) return;
+  take_addend(g, entry * g->stride_c + i0 * g->ldc + j0, i1 - i0, j1 - j0);
   if (i1 - i0 == 1 && !g->transpose_a && g->transpose_b)
     cblas_sgemv(CblasRowMajor, CblasNoTrans, (int)(j1 - j0), (int)g->k, g->alpha, b, (int)g->ldb, a,
                 1, g->beta, c, 1);
@@ -60,7 +74,8 @@ static void block_bf16(const pg_gemm *g, int64_t entry, int64_t i0, int64_t i1, 
       int64_t ldc = rounded ? columns : g->ldc;
       if (rounded && g->beta != 0)
         for (int64_t r = 0; r < rows; r++)
-          pg_widen((const uint16_t *)g->c + at + r * g->ldc, columns, c + r * ldc);
+          pg_widen((const uint16_t *)addend(g, at) + r * g->ldc, columns, c + r * ldc);
+      if (!rounded) take_addend(g, at, rows, columns);
       do {
         int64_t depth = pg_min64(TILE, g->k - k);
         int64_t lda = widen_tile(a, g->transpose_a, g->lda, i, i + rows, k, k + depth, wide_a);

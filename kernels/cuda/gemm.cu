@@ -1,7 +1,8 @@
 /* Dense products on cuBLASLt, the only place that calls it.
  *
  * cuBLASLt is asked in its own column-major order: a row-major C = op(A) op(B) is the column-major
- * C' = op(B)' op(A)', so the operands change places and keep their transposes. Sums run in fp32
+ * C' = op(B)' op(A)', so the operands change places and keep their transposes; what it calls C is
+ * our addend D, and its D our C. Sums run in fp32
  * (CUBLAS_COMPUTE_32F: no TF32), and where a product is split along k the parts are joined in fp32,
  * so that bf16 results are rounded once. What the heuristic chose is kept by shape. */
 #include "cuda.cuh"
@@ -18,7 +19,7 @@ static constexpr size_t MOST_PLANS = 1024; /* a host may multiply any shapes: bo
 struct shape {
   int64_t m, n, k, lda, ldb, ldc, batch, stride_a, stride_b, stride_c;
   int32_t transpose_a, transpose_b, type_in, type_out;
-  uint32_t align_a, align_b, align_c, unused; /* in bytes */
+  uint32_t align_a, align_b, align_c, align_d; /* in bytes; of the result C and the addend D */
 };
 static bool operator<(const shape &a, const shape &b) {
   return memcmp(&a, &b, sizeof a) < 0;
@@ -111,7 +112,7 @@ static cublasStatus_t find_algorithm(pg_cuda_products *products, const shape &s,
       {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes},
       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &s.align_b, sizeof s.align_b},
       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &s.align_a, sizeof s.align_a},
-      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &s.align_c, sizeof s.align_c},
+      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &s.align_d, sizeof s.align_d},
       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &s.align_c, sizeof s.align_c},
   };
   cublasLtMatmulHeuristicResult_t found;
@@ -156,12 +157,13 @@ static int start(pg_queue *q, const shape &s) {
   return 0;
 }
 
-/* C *= beta, which is all that is left of a product over k = 0. */
+/* C = beta D, which is all that is left of a product over k = 0. */
 template <class T>
-static __global__ void scale_matrix(T *c, int64_t n, int64_t ldc, int64_t stride, float beta) {
-  T *row = c + blockIdx.y * stride + blockIdx.x * ldc;
+static __global__ void scale_matrix(const T *d, int64_t n, int64_t ldc, int64_t stride, float beta,
+                                    T *c) {
+  const int64_t row = blockIdx.y * stride + blockIdx.x * ldc;
   for (int64_t j = threadIdx.x; j < n; j += blockDim.x)
-    pg_store(row + j, beta == 0 ? 0 : beta * pg_load(row + j));
+    pg_store(c + row + j, beta == 0 ? 0 : beta * pg_load(d + row + j));
 }
 
 /* The largest power of two up to 256 that divides the address and, in batches, the stride. */
@@ -174,6 +176,7 @@ static uint32_t alignment(const void *p, int64_t stride, pg_dtype type) {
 int pg_cuda_gemm(pg_queue *q, const pg_gemm *g) {
   const int64_t batch = g->batch > 1 ? g->batch : 1;
   const bool half = g->type_a == PG_BF16;
+  const void *addend = g->addend ? g->addend : g->c;
   if (g->type_a != g->type_b || (!half && g->type_c != PG_F32))
     return pg_cuda_refuse(q, "a product of these types: A and B are both fp32 with C fp32, or both "
                              "bf16");
@@ -183,7 +186,8 @@ int pg_cuda_gemm(pg_queue *q, const pg_gemm *g) {
   if (g->k <= 0) {
     PG_CUDA_TYPED(g->type_c, T,
                   PG_CUDA_LAUNCH(q, scale_matrix<T>, dim3((unsigned)g->m, (unsigned)batch),
-                                 PG_CUDA_BLOCK, 0, (T *)g->c, g->n, g->ldc, g->stride_c, g->beta));
+                                 PG_CUDA_BLOCK, 0, (const T *)addend, g->n, g->ldc, g->stride_c,
+                                 g->beta, (T *)g->c));
     return 0;
   }
   shape s;
@@ -197,6 +201,7 @@ int pg_cuda_gemm(pg_queue *q, const pg_gemm *g) {
   s.align_a = alignment(g->a, s.stride_a, g->type_a);
   s.align_b = alignment(g->b, s.stride_b, g->type_b);
   s.align_c = alignment(g->c, s.stride_c, g->type_c);
+  s.align_d = alignment(addend, s.stride_c, g->type_c);
   pg_cuda_enter(q);
   if (start(q, s) < 0) return -1;
   pg_cuda_products *products = q->products;
@@ -212,7 +217,7 @@ int pg_cuda_gemm(pg_queue *q, const pg_gemm *g) {
     return -1;
   }
   TRY(cublasLtMatmul(products->handle, p->product, &g->alpha, g->b, p->first, g->a, p->second,
-                     &g->beta, g->c, p->result, g->c, p->result, &p->algorithm, products->workspace,
-                     PG_CUDA_WORKSPACE, q->stream));
+                     &g->beta, addend, p->result, g->c, p->result, &p->algorithm,
+                     products->workspace, PG_CUDA_WORKSPACE, q->stream));
   return pg_cuda_launched(q, "cublasLtMatmul", cudaSuccess);
 }

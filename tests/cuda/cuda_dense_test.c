@@ -5,8 +5,8 @@ typedef struct shape {
   int64_t m, n, k, pad, batch;
 } shape;
 
-static void check_product(const shape *s, int transposes, float alpha, float beta, pg_dtype in,
-                          pg_dtype out) {
+static void check_product(const shape *s, int transposes, float alpha, float beta, bool apart,
+                          pg_dtype in, pg_dtype out) {
   pg_gemm g = {.transpose_a = transposes & 1,
                .transpose_b = (transposes & 2) != 0,
                .m = s->m,
@@ -28,10 +28,11 @@ static void check_product(const shape *s, int transposes, float alpha, float bet
   twin a = normals(in, count * g.stride_a, 1), b = normals(in, count * g.stride_b, 1);
   /* beta = 0 never reads C. Between the rows of C is NaN that must stay. */
   twin c = beta == 0 ? poisoned(out, count * g.stride_c) : normals(out, count * g.stride_c, 1);
-  twin result = poisoned(out, count * s->m * s->n);
-  g.a = a.at[CPU], g.b = b.at[CPU], g.c = c.at[CPU];
+  twin result = poisoned(out, count * s->m * s->n), c2 = c;
+  if (apart) c2 = beta == 0 ? poisoned(out, c.n) : normals(out, c.n, 1);
+  g.a = a.at[CPU], g.b = b.at[CPU], g.c = c.at[CPU], g.addend = apart ? c2.at[CPU] : NULL;
   ON(CPU, gemm, &g);
-  g.a = a.at[GPU], g.b = b.at[GPU], g.c = c.at[GPU];
+  g.a = a.at[GPU], g.b = b.at[GPU], g.c = c.at[GPU], g.addend = apart ? c2.at[GPU] : NULL;
   ON(GPU, gemm, &g);
   size_t size = type_size(out), row = (size_t)s->n * size;
   char *got = from_gpu(&c), *packed = malloc(twin_bytes(&result) + 1);
@@ -47,18 +48,21 @@ static void check_product(const shape *s, int transposes, float alpha, float bet
   CHECK(!changed, "%lld rows changed past their end", (long long)changed);
   ON(GPU, upload, result.at[GPU], packed, twin_bytes(&result));
   char name[96];
-  snprintf(name, sizeof name, "[%lld,%lld,%lld] x%lld, transposes %d, beta %g, bf16 operands %d",
+  snprintf(name, sizeof name,
+           "[%lld,%lld,%lld] x%lld, transposes %d, beta %g of %s, bf16 operands %d",
            (long long)s->m, (long long)s->n, (long long)s->k, (long long)count, transposes,
-           (double)beta, in == PG_BF16);
+           (double)beta, apart ? "another" : "C", in == PG_BF16);
   CHECK_AGREE(name, &result);
   free(got), free(packed);
   drop_twins();
 }
 
 static void check_types(const shape *s, int transposes, float alpha, float beta) {
-  check_product(s, transposes, alpha, beta, PG_F32, PG_F32);
-  check_product(s, transposes, alpha, beta, PG_BF16, PG_F32);
-  check_product(s, transposes, alpha, beta, PG_BF16, PG_BF16);
+  for (int apart = 0; apart < 2; apart++) {
+    check_product(s, transposes, alpha, beta, apart, PG_F32, PG_F32);
+    check_product(s, transposes, alpha, beta, apart, PG_BF16, PG_F32);
+    check_product(s, transposes, alpha, beta, apart, PG_BF16, PG_BF16);
+  }
 }
 
 TEST(shapes_and_transposes) {
@@ -87,13 +91,30 @@ TEST(vocabulary) {
   check_types(&(shape){18, 37, 1023, 0, 0}, 1, 1, 1);
 }
 
-/* No rows, no columns; nothing to sum leaves beta C. */
+/* No rows, no columns. */
 TEST(empty) {
   unit_seed(64);
   for (int t = 0; t < 4; t++) {
     check_types(&(shape){0, 5, 3, 0, 0}, t, 1, 0);
     check_types(&(shape){5, 0, 3, 0, 0}, t, 1, 0);
   }
+}
+
+/* Nothing to sum leaves beta D, in C or elsewhere. */
+TEST(no_depth) {
+  float c[] = {NAN, NAN, NAN, NAN, NAN, NAN}, d[] = {2, 4, -6, 8, 10, 12};
+  twin tc = twin_of(PG_F32, 6, c), td = twin_of(PG_F32, 6, d);
+  pg_gemm g = {.m = 2, .n = 3, .alpha = 1, .beta = 0.5f, .lda = 1, .ldb = 3, .ldc = 3};
+  for (int side = 0; side < 2; side++) {
+    g.c = tc.at[side], g.addend = td.at[side], g.a = g.b = td.at[side];
+    ON(side, gemm, &g);
+    g.c = td.at[side], g.addend = NULL;
+    ON(side, gemm, &g);
+  }
+  CHECK_SAME("elsewhere", &tc);
+  CHECK_SAME("in place", &td);
+  CHECK(((float *)tc.at[CPU])[2] == -3, "%g", (double)((float *)tc.at[CPU])[2]);
+  drop_twins();
 }
 
 /* A diverged run is to show: NaN and infinity go through. */
@@ -116,6 +137,7 @@ int main(void) {
   RUN(batches);
   RUN(vocabulary);
   RUN(empty);
+  RUN(no_depth);
   RUN(not_finite);
   return close_sides();
 }

@@ -312,7 +312,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   if (!host_scalars || y != 0) check("C", c, C, data, 2);
   check("D", out, D, data, 3);
   if (workspace_bytes) require_device(workspace, workspace_bytes, "cublasLtMatmul, workspace");
-  if (overlap(out, D, a, A) || overlap(out, D, b, B))
+  const bool added = !host_scalars || y != 0, in_place = c == out;
+  if (overlap(out, D, a, A) || overlap(out, D, b, B) ||
+      (added && !in_place && overlap(out, D, c, C)))
     cudaemu_die("cublasLtMatmul: the result overlaps an operand");
   cudaError_t error = enqueue(stream, "cublasLtMatmul", [=] {
     device_access open;

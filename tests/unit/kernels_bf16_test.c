@@ -330,15 +330,27 @@ static void check_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t kk, float
   int64_t lda = (ta ? m : kk) + 3, ldb = (tb ? kk : n) + 1, ldc = n + 2;
   int64_t sa = lda * (ta ? kk : m), sb = ldb * (tb ? n : kk), sc = ldc * m;
   pair a = normals(sa * batch + 1, 1), b = normals(sb * batch + 1, 1), c = normals(sc * batch, 1);
-  pg_gemm g = {ta,     tb,    m,   n,       kk,
-               0.5f,   beta,  a.h, b.h,     type_c == PG_BF16 ? (void *)c.h : c.f,
-               lda,    ldb,   ldc, PG_BF16, PG_BF16,
-               type_c, batch, sa,  sb,      sc};
+  pg_gemm g = {ta,  tb,  m,   n,       kk,      0.5f,   beta,  a.h, b.h, NULL, NULL,
+               lda, ldb, ldc, PG_BF16, PG_BF16, type_c, batch, sa,  sb,  sc};
+  const bool half = type_c == PG_BF16;
+  void *result = half ? (void *)c.h : c.f;
+  g.c = result;
   float *before = unit_clone(c.f, sc * batch);
   if (beta == 0)
     for (int64_t i = 0; i < sc * batch; i++)
       if (i % ldc < n) c.h[i] = 0xffff, c.f[i] = NAN; /* beta = 0 never reads C */
+  /* First from an addend elsewhere, over NaN; then in place: the same bits. */
+  const size_t bytes = (size_t)(sc * batch) * (half ? 2 : 4);
+  uint16_t *apart = malloc(bytes);
+  memcpy(apart, result, bytes);
+  for (int64_t i = 0; i < sc * batch; i++)
+    if (i % ldc < n) memset((char *)apart + i * (half ? 2 : 4), 0xff, half ? 2 : 4);
+  g.c = apart, g.addend = result;
   KERNEL(gemm, &g);
+  g.c = result, g.addend = NULL;
+  KERNEL(gemm, &g);
+  CHECK(memcmp(apart, result, bytes) == 0, "an addend elsewhere");
+  free(apart);
   double worst = 0, difference = 0, size = 0;
   for (int64_t e = 0; e < batch; e++)
     for (int64_t i = 0; i < m; i++)

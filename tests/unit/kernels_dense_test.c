@@ -17,7 +17,8 @@ TEST(one_thread_is_one_thread) {
   unit_backend(0);
   int64_t n = 800;
   float *a = unit_normals(n * n, 1), *c = unit_poisoned(n * n);
-  pg_gemm g = {false, true, n, n, n, 1, 0, a, a, c, n, n, n, PG_F32, PG_F32, PG_F32, 1, 0, 0, 0};
+  pg_gemm g = {false, true, n, n,      n,      1,      0, a, a, c, NULL,
+               n,     n,    n, PG_F32, PG_F32, PG_F32, 1, 0, 0, 0};
   pg_farthest f;
   double process = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID);
   double own = cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
@@ -77,7 +78,7 @@ TEST(memory) {
   k->release(q, NULL);
 }
 
-/* |error| <= gamma_{k+3} (|alpha| sum |a||b| + |beta c|), whatever the order of summation. */
+/* |error| <= gamma_{k+3} (|alpha| sum |a||b| + |beta d|), whatever the order of summation. */
 static void check_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t kk, float alpha, float beta,
                        int64_t batch, int64_t pad) {
   int64_t lda = (ta ? m : kk) + pad, ldb = (tb ? kk : n) + pad, ldc = n + pad;
@@ -86,7 +87,7 @@ static void check_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t kk, float
   float *a = unit_normals(na * entries, 1), *b = unit_normals(nb * entries, 1);
   float *c = beta == 0 ? unit_poisoned(nc * entries) : unit_normals(nc * entries, 1);
   float *before = unit_clone(c, nc * entries);
-  pg_gemm g = {ta,  tb,  m,   n,      kk,     alpha,  beta,  a,  b,  c,
+  pg_gemm g = {ta,  tb,  m,   n,      kk,     alpha,  beta,  a,  b,  c, NULL,
                lda, ldb, ldc, PG_F32, PG_F32, PG_F32, batch, na, nb, nc};
   KERNEL(gemm, &g);
   double worst = 0, limit = ((double)kk + 3) * UNIT_ULP;
@@ -119,7 +120,18 @@ static void check_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t kk, float
   g.c = again;
   KERNEL(gemm, &g);
   CHECK(unit_same_bits(c, again, nc * entries), "two runs differ");
-  free(a), free(b), free(c), free(before), free(again);
+  /* The addend somewhere else, and where it is C by name. */
+  float *apart = unit_clone(before, nc * entries);
+  for (int64_t i = 0; i < nc * entries; i++)
+    if (i % ldc < n) apart[i] = NAN;
+  memcpy(again, before, (size_t)(nc * entries) * sizeof *c);
+  g.addend = again;
+  KERNEL(gemm, &g);
+  g.c = apart, g.addend = before;
+  KERNEL(gemm, &g);
+  CHECK(unit_same_bits(c, again, nc * entries) && unit_same_bits(c, apart, nc * entries),
+        "an addend elsewhere");
+  free(a), free(b), free(c), free(before), free(again), free(apart);
 }
 
 TEST(gemm) {
@@ -155,12 +167,17 @@ TEST(gemm_many_threads) {
 
 TEST(gemm_by_hand) {
   float a[] = {1, 2, 3, 4, 5, 6}, b[] = {1, 0, -1, 2, 1, 1}, c[4] = {NAN, NAN, NAN, NAN};
-  pg_gemm g = {false, false, 2, 2, 3, 1, 0, a, b, c, 3, 2, 2, PG_F32, PG_F32, PG_F32, 1, 0, 0, 0};
+  pg_gemm g = {false, false, 2, 2,      3,      1,      0, a, b, c, NULL,
+               3,     2,     2, PG_F32, PG_F32, PG_F32, 1, 0, 0, 0};
   KERNEL(gemm, &g);
   CHECK(c[0] == 2 && c[1] == 7 && c[2] == 5 && c[3] == 16, "%g %g %g %g", c[0], c[1], c[2], c[3]);
   g.k = 0;
   KERNEL(gemm, &g);
   CHECK(c[0] == 0 && c[3] == 0, "k = 0 must give zeros");
+  const float d[] = {2, 4, 6, 8};
+  g.addend = d, g.beta = 0.5f;
+  KERNEL(gemm, &g);
+  CHECK(c[0] == 1 && c[1] == 2 && c[2] == 3 && c[3] == 4, "k = 0 must give beta D");
   g.type_b = PG_BF16;
   CHECK(k->gemm(q, &g) == -1 && strstr(k->message(q), "BF16"), "mixed operands are refused");
 }

@@ -105,12 +105,13 @@ struct multiplier {
     return cublasLtMatmulAlgoGetHeuristic(handle, desc, a.layout, b.layout, c.layout, c.layout,
                                           preference, 1, &found, &n);
   }
+  /* The result goes to c; `addend`, another matrix or part of one, lies as c does. */
   cublasStatus_t run(const matrix &a, const matrix &b, const matrix &c, float alpha, float beta,
-                     const char *a_pointer = nullptr) {
+                     const char *a_pointer = nullptr, const void *addend = nullptr) {
     const void *at = a_pointer ? a_pointer : a.device;
-    return cublasLtMatmul(handle, desc, &alpha, at, a.layout, b.device, b.layout, &beta, c.device,
-                          c.layout, c.device, c.layout, &found.algo, workspace, workspace_bytes,
-                          nullptr);
+    return cublasLtMatmul(handle, desc, &alpha, at, a.layout, b.device, b.layout, &beta,
+                          addend ? addend : c.device, c.layout, c.device, c.layout, &found.algo,
+                          workspace, workspace_bytes, nullptr);
   }
 };
 
@@ -118,14 +119,18 @@ static void compare(unsigned bits, bool half_in, bool half_out) {
   const int m = 13, n = 7, k = 29, batch = 3;
   bool ta = bits & 1, tb = bits & 2, by_rows_ab = bits & 4, by_rows_c = bits & 8;
   float alpha = 0.75f, beta = bits & 16 ? 0.5f : 0.0f;
+  const bool apart = bits & 32;
   matrix a(ta ? k : m, ta ? m : k, batch, by_rows_ab, half_in);
   matrix b(tb ? n : k, tb ? k : n, batch, by_rows_ab, half_in);
   matrix c(m, n, batch, by_rows_c, half_out);
-  std::vector<float> before = c.host;
-  if (beta == 0) c.host.assign(c.host.size(), NAN), c.upload();
+  matrix d(m, n, batch, by_rows_c, half_out);
+  std::vector<float> before = apart ? d.host : c.host;
+  if (beta == 0 || apart) c.host.assign(c.host.size(), NAN), c.upload();
   multiplier with(ta, tb, 16);
   CHECK(with.find(a, b, c) == CUBLAS_STATUS_SUCCESS, "heuristic");
-  CHECK(with.run(a, b, c, alpha, beta) == CUBLAS_STATUS_SUCCESS, "matmul");
+  CHECK(with.run(a, b, c, alpha, beta, nullptr, apart ? d.device : nullptr) ==
+            CUBLAS_STATUS_SUCCESS,
+        "matmul");
   c.download();
   size_t numbers = 0;
   for (float v : c.host) numbers += !std::isnan(v);
@@ -150,7 +155,7 @@ static void compare(unsigned bits, bool half_in, bool half_out) {
       }
 }
 TEST(products_against_a_plain_loop) {
-  for (unsigned bits = 0; bits < 32; bits++) {
+  for (unsigned bits = 0; bits < 64; bits++) {
     compare(bits, false, false);
     compare(bits, true, false);
     compare(bits, true, true);
@@ -170,6 +175,8 @@ TEST(limits_are_checked) {
   CHECK_REPORT(loose.run(a, b, c, 1, 0, (const char *)a.device + 64), "bytes at offset 64 of");
   CHECK_REPORT(loose.run(a, b, c, 1, 0, (const char *)a.host.data()), "is host or freed memory");
   CHECK_REPORT(loose.run(a, a, a, 1, 0), "overlaps an operand");
+  CHECK_REPORT(loose.run(a, b, c, 1, 1, nullptr, (const char *)a.device + 64),
+               "bytes at offset 64");
   CHECK_REPORT(loose.run(a, narrow, narrow, 1, 0), "found for other shapes");
 }
 
