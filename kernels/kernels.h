@@ -188,6 +188,12 @@ typedef struct pg_rownorm {
 } pg_rownorm;
 typedef int pg_rownorm_fn(pg_queue *q, const pg_rownorm *h, const float *g, int64_t rows,
                           int64_t columns, float *b, const pg_target *to);
+/* b <- mu b + g for `count` matrices of n numbers. Unless x is NULL, x + i * n receives their
+ * direction, mu b_i + g_i if `nesterov` and b_i if not, and norm[i] its length, as PG_NORM of all
+ * by pg_reduce. One rounding per operation. */
+typedef int pg_momentum_fn(pg_queue *q, double mu, bool nesterov, int64_t count,
+                           const float *const *g, float *const *b, int64_t n, float *x,
+                           float *norm);
 /* to <- from in another type (F32 to BF16 rounds to nearest even). */
 typedef int pg_convert_fn(pg_queue *q, pg_dtype from_type, const void *from, pg_dtype to_type,
                           void *to, int64_t n);
@@ -274,7 +280,7 @@ typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t co
   X(gemm) X(embedding_forward) X(embedding_backward) X(rmsnorm_forward) X(rmsnorm_backward)        \
   X(qk_norm_rope_forward) X(qk_norm_rope_backward) X(attention_forward) X(attention_backward)      \
   X(swiglu_forward) X(swiglu_backward) X(cross_entropy) X(row_range)                               \
-  X(sum) X(clip_factor) X(clip_apply) X(apply) X(adamw) X(rownorm) X(convert)                      \
+  X(sum) X(clip_factor) X(clip_apply) X(apply) X(adamw) X(rownorm) X(momentum) X(convert)          \
   X(binary) X(scalar) X(unary) X(lerp) X(reduce) X(center_rows) X(diameter)
 /* clang-format on */
 

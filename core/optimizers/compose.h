@@ -39,15 +39,6 @@ static inline pg_view pg__input_view(const float *data, int64_t columns) {
 static inline pg_view pg__per_row_view(float *data) {
   return (pg_view){data, 1, 0};
 }
-/* One number for all. */
-static inline pg_view pg__constant_view(float *data) {
-  return (pg_view){data, 0, 0};
-}
-/* The diagonal of [n, n], as n rows of one column. */
-static inline pg_view pg__diagonal_view(float *data, int64_t n) {
-  return (pg_view){data, n + 1, 0};
-}
-
 /* Where the increments of parameter i of the group go. */
 static inline pg_target pg__target(const pg_increment_group *group, size_t i) {
   pg_target to = {.increment = group->increments[i]};

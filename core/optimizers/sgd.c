@@ -12,15 +12,14 @@ enum { BUFFER };
 static int sgd_increment(const pg_increment_group *group, void *self) {
   (void)self;
   pg_context *ctx = group->context;
-  int64_t rows = group->rows, columns = group->columns;
+  const int64_t n = group->rows * group->columns;
   int status = 0;
   for (size_t i = 0; i < group->count; i++) {
-    pg_view b = pg__matrix_view(group->slots[i][BUFFER], columns);
-    pg_view g = pg__input_view(group->gradients[i], columns);
-    pg_view s = pg__matrix_view(group->increments[i], columns);
-    PG_LAUNCH(ctx, scalar, PG_MUL, b, group->hypers[MOMENTUM], false, rows, columns, b);
-    PG_LAUNCH(ctx, binary, PG_ADD, b, g, rows, columns, b);
-    PG_LAUNCH(ctx, scalar, PG_MUL, b, -group->lr, false, rows, columns, s);
+    float *b = group->slots[i][BUFFER];
+    const pg_target to = pg__target(group, i);
+    PG_LAUNCH(ctx, momentum, group->hypers[MOMENTUM], false, 1, &group->gradients[i], &b, n, NULL,
+              NULL);
+    PG_LAUNCH(ctx, apply, -group->lr, PG_F32, b, n, 1, &to);
   }
 fail:
   return status;
@@ -43,5 +42,6 @@ const pg_optimizer pg__sgd_optimizer = {
     .slots = slots,
     .slot_count = PG_COUNT(slots),
     .sharding = PG_SHARD_ELEMENTS,
+    .applies = true,
     .increment = sgd_increment,
 };

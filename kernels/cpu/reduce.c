@@ -7,7 +7,6 @@
 #include "vector.h"
 #include <stdlib.h>
 
-#define RUN 4096      /* elements of one run when everything is reduced */
 #define MAX_BLOCKS 64 /* of rows, when reducing along columns */
 #define MIN_ROWS 64
 #define COLUMNS 512 /* columns a task handles */
@@ -156,14 +155,14 @@ static int everything(pg_queue *q, pg_reduce_op op, pg_view a, int64_t rows, int
     columns = count;
     rows = count ? 1 : 0;
   }
-  int64_t runs = (columns + RUN - 1) / RUN;
+  int64_t runs = (columns + PG_SUM_RUN - 1) / PG_SUM_RUN;
   partial *partials = malloc((size_t)(rows * runs) * sizeof *partials + 1);
   if (!partials) return pg_refuse(q, "no memory to reduce %lld elements", (long long)count);
 #pragma omp parallel for num_threads(pg_team(q, count)) schedule(static)
   for (int64_t t = 0; t < rows * runs; t++) {
-    int64_t i = t / runs, j = t % runs * RUN;
+    int64_t i = t / runs, j = t % runs * PG_SUM_RUN;
     partials[t] = reduce_run(op, a.data + i * a.row_stride + j * a.column_stride, a.column_stride,
-                             pg_min64(RUN, columns - j));
+                             pg_min64(PG_SUM_RUN, columns - j));
     partials[t].index += i * columns + j;
   }
   partial p = empty(op);

@@ -41,6 +41,9 @@ static inline float pg_not_finite(const float *x, int64_t n) {
   return sum;
 }
 
+/* Elements of one run when everything is reduced; the sums of the runs are added in order. */
+#define PG_SUM_RUN 4096
+
 /* Sum of n elements or of their squares, whose order no level and no thread count changes: element
  * k goes to lane k % 16, and the lanes are added in halves (8, 4, 2, 1 apart). */
 static inline double pg_sum_run(const float *x, int64_t stride, int64_t n, bool square) {

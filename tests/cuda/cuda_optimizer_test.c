@@ -207,6 +207,33 @@ TEST(rownorm) {
     }
 }
 
+/* Momentum and direction have the CPU's bits; the length is that of the same sum in fp64 in another
+ * order, rounded once. More matrices than one launch takes, not all of them aligned. */
+TEST(momentum) {
+  unit_seed(18);
+  for (int c = 0; c < SIZES; c++)
+    for (int way = 0; way < 6; way++) {
+      const int64_t n = sizes[c], count = n < 1000 ? 131 : 3, offset = way % 2;
+      const bool nesterov = way % 3 == 1, alone = way % 3 == 2;
+      const double size = c % 2 ? 1 : 1e-37;
+      twin g = normals(PG_F32, n * count + 1, size), b = normals(PG_F32, n * count + 1, size);
+      twin x = poisoned(PG_F32, n * count + 1), norm = poisoned(PG_F32, count);
+      for (int side = 0; side < 2; side++) {
+        const float *gradients[131];
+        float *buffers[131];
+        side_ = side;
+        for (int64_t i = 0; i < count; i++)
+          gradients[i] = F(g, i * n), buffers[i] = F(b, i * n + offset);
+        ON(side, momentum, 0.95, nesterov, count, gradients, buffers, n,
+           alone ? NULL : F(x, way / 3), F(norm, 0));
+      }
+      CHECK_SAME("momentum", &b);
+      CHECK_SAME("direction", &x);
+      if (!alone) check_close("length", &norm, 0, count, 0x1p-23, 0);
+      drop_twins();
+    }
+}
+
 /* `count` matrices side by side, those of odd size not aligned. */
 TEST(apply) {
   unit_seed(14);
@@ -296,6 +323,7 @@ int main(void) {
   RUN(clip_refuses_what_is_not_finite);
   RUN(adamw);
   RUN(rownorm);
+  RUN(momentum);
   RUN(apply);
   RUN(convert);
   RUN(center_rows);

@@ -147,6 +147,9 @@ static int call(int which) {
   case 26: return K->copy(Q, Z, X, 64);
   case 27: return K->zero(Q, Z, 64);
   case 28: return K->rownorm(Q, &(pg_rownorm){1e-3, 0.9, 1e-8}, X, n, d, Y, &to);
+  case 29:
+    return K->momentum(Q, 0.9, true, 2, (const float *[]){X, Y}, (float *[]){Z, half.at[GPU]}, 16,
+                       (float *)half.at[GPU] + 16, W);
   default: return 1;
   }
 }
@@ -156,7 +159,7 @@ static void make_operands(void) {
   w = normals(PG_F32, 48, 1), half = normals(PG_F32, 144, 1), tokens = tokens_below(6, 5);
   clip = poisoned(PG_F64, 2), sums = poisoned(PG_F64, 1);
 }
-#define CALLS 29
+#define CALLS 30
 
 TEST(every_operation_runs) {
   make_operands();

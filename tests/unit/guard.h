@@ -120,6 +120,8 @@ GUARD(adamw, (pg_queue *q, const pg_adamw *h, const float *g, int64_t n, float *
       const pg_target *to), q, h, g, n, m, v, to)
 GUARD(rownorm, (pg_queue *q, const pg_rownorm *h, const float *g, int64_t rows, int64_t columns,
       float *b, const pg_target *to), q, h, g, rows, columns, b, to)
+GUARD(momentum, (pg_queue *q, double mu, bool nesterov, int64_t count, const float *const *g,
+      float *const *b, int64_t n, float *x, float *norm), q, mu, nesterov, count, g, b, n, x, norm)
 GUARD(convert, (pg_queue *q, pg_dtype from_type, const void *from, pg_dtype to_type, void *to,
       int64_t n), q, from_type, from, to_type, to, n)
 GUARD(binary, (pg_queue *q, pg_binary_op op, pg_view a, pg_view b, int64_t rows, int64_t columns,

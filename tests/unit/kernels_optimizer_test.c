@@ -266,6 +266,37 @@ TEST(rownorm_equals_its_composition) {
   }
 }
 
+/* One kernel has the bits of product, sum, product, sum and norm one after the other, for matrices
+ * shorter and longer than a run. */
+TEST(momentum_equals_its_composition) {
+  unit_seed(48);
+  const int64_t sizes[] = {1, 15, 4096, 4097, 30000};
+  for (int c = 0; c < 15; c++) {
+    const int64_t n = sizes[c / 3], count = 3;
+    const bool nesterov = c % 3 == 1, alone = c % 3 == 2; /* the momentum without a direction */
+    float *g = unit_normals(n * count, 1e-3), *b = unit_normals(n * count, 1e-3);
+    float *b1 = unit_clone(b, n * count), *x1 = unit_poisoned(n), *x = unit_poisoned(n * count);
+    float norm[3], norm1;
+    const float *gradients[3];
+    float *buffers[3];
+    g[0] = 0, b[0] = b1[0] = 1e-38f; /* decays below 2^-126 */
+    for (int64_t i = 0; i < count; i++) gradients[i] = g + i * n, buffers[i] = b + i * n;
+    KERNEL(momentum, .95, nesterov, count, gradients, buffers, n, alone ? NULL : x, norm);
+    for (int64_t i = 0; i < count; i++) {
+      const pg_view vb = {b1 + i * n, n, 1}, vg = {g + i * n, n, 1}, vx = {x1, n, 1};
+      KERNEL(scalar, PG_MUL, vb, .95, false, 1, n, vb);
+      KERNEL(binary, PG_ADD, vb, vg, 1, n, vb);
+      KERNEL(scalar, PG_MUL, vb, nesterov ? .95 : 1, false, 1, n, vx);
+      if (nesterov) KERNEL(binary, PG_ADD, vx, vg, 1, n, vx);
+      KERNEL(reduce, PG_NORM, vx, 1, n, -1, &norm1);
+      CHECK(unit_same_bits(b + i * n, b1 + i * n, n), "momentum, case %d", c);
+      if (alone) continue;
+      CHECK(unit_same_bits(x + i * n, x1, n) && norm[i] == norm1, "direction, case %d", c);
+    }
+    free(g), free(b), free(b1), free(x), free(x1);
+  }
+}
+
 /* Against fp64: six roundings and those of the sum. */
 TEST(rownorm) {
   unit_seed(47);
@@ -361,6 +392,7 @@ int main(void) {
     RUN(targets_agree);
     RUN(rownorm_equals_its_composition);
     RUN(rownorm);
+    RUN(momentum_equals_its_composition);
     RUN(apply_many);
     RUN(slots_do_not_become_denormal);
   }

@@ -1,4 +1,5 @@
-/* Shared by the optimizers' tests: parameters of one shape with an optimizer, updated by hand. */
+/* Shared by the optimizers' tests: parameters of one shape with an optimizer, updated by hand.
+ * PG_TEST_DEVICE=cuda: on another device. */
 #ifndef PG_OPTIMIZER_JOB_H
 #define PG_OPTIMIZER_JOB_H
 
@@ -145,7 +146,8 @@ static inline void check_matrix(const char *what, const pg_tensor *got, const do
 
 static inline int job_start(void) {
   char message[256];
-  pg_context_options options = {.device = "cpu", .threads = 2};
+  pg_context_options options = {.device = getenv("PG_TEST_DEVICE"), .threads = 2};
+  if (!options.device) options.device = "cpu";
   if (pg_context_new(&options, &ctx, message, sizeof message) == 0) return 0;
   printf("not ok: %s\n", message);
   return -1;

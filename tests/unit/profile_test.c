@@ -264,6 +264,7 @@ TEST(costs) {
   pg_target to[2] = {{.increment = (float *)&cost}, {.value = (float *)&cost}};
   COST(adamw, 24 * 10, 0, NULL, NULL, 10, NULL, NULL, to);
   COST(rownorm, 20 * 15, 0, NULL, &some, 3, 5, NULL, to + 1);
+  COST(momentum, 2 * (12 * 15 + 64), 0, .9, true, 2, NULL, NULL, 15, (float *)&cost, NULL);
   COST(rownorm, 8 * 15, 0, NULL, NULL, 3, 5, NULL, to);
   to[1].copy = (uint16_t *)&cost;
   COST(apply, (4 + 4) * 10 + (4 + 10) * 10, 0, 1, PG_F32, NULL, 10, 2, to);
