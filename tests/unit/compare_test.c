@@ -1,5 +1,6 @@
 /* Two models on one panel (core/compare.c), and trials of optimizers on a run's gradients
- * (core/trial.c), on the shards and weights of the golden trajectory. */
+ * (core/trial.c), on the shards and weights of the golden trajectory. PG_TEST_DEVICE=cuda: on
+ * another device. */
 #include "core/panel.h"
 #include "core/perigee.h"
 #include "model_support.h"
@@ -193,7 +194,13 @@ TEST(a_trial_foretells_the_next_step_and_changes_nothing) {
 }
 
 int main(void) {
-  ctx = open_context(1);
+  const pg_context_options options = {
+      .device = getenv("PG_TEST_DEVICE") ? getenv("PG_TEST_DEVICE") : "cpu", .threads = 1};
+  char message[256];
+  if (pg_context_new(&options, &ctx, message, sizeof message) < 0) {
+    printf("no context: %s\n", message);
+    return 1;
+  }
   RUN(losses_are_those_of_single_sequences);
   RUN(distances_of_models_that_differ_in_the_head);
   RUN(a_trial_foretells_the_next_step_and_changes_nothing);
