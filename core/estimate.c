@@ -3,6 +3,7 @@
 #include "run_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* Saturates: INT64_MAX stands for "too much to count". */
 static int64_t plus(int64_t a, int64_t b) {
@@ -36,6 +37,10 @@ static int assign(pg_run *run, const pg_run_entry *entry) {
   }
   PG_TRY(pg__share_out(run, entry->optimizer, a->parameters, a->count));
   a->public.optimizer = entry->optimizer;
+  if (entry->hypers)
+    memcpy(a->public.hypers, entry->hypers, sizeof a->public.hypers);
+  else
+    pg_optimizer_defaults(entry->optimizer, a->public.hypers);
   for (size_t i = 0; i < a->count; i++) a->parameters[i]->assignment = run->assigned_count;
   run->assigned[run->assigned_count++] = a;
   return 0;
@@ -52,17 +57,22 @@ static int64_t temporaries(const pg_run *run, const pg__assigned *a) {
   int64_t most = 0, first;
   for (size_t i = 0; o->scratch && i < a->count; i++) {
     const pg_parameter *p = a->parameters[i];
+    float kept, *increment = &kept; /* NULL where one of the group is not kept */
     pg_increment_group group = {.context = run->context,
                                 .rows = pg__part(run, p, rank, &first),
                                 .columns = p->columns,
                                 .all_rows = p->rows,
-                                .comm = run->comm};
+                                .comm = run->comm,
+                                .increments = &increment,
+                                .hypers = a->public.hypers};
     if (group.rows == 0) continue;
     for (size_t j = i; j < a->count; j++) {
       const pg_parameter *like = a->parameters[j];
-      if (like->rows == p->rows && like->columns == p->columns &&
-          pg__part(run, like, rank, &first) > 0)
-        group.count++;
+      if (like->rows != p->rows || like->columns != p->columns ||
+          pg__part(run, like, rank, &first) == 0)
+        continue;
+      group.count++;
+      if (like->role != PG_HEAD && !run->keep_all_increments) increment = NULL;
     }
     most = pg__max(most, o->scratch(&group));
   }

@@ -24,6 +24,8 @@ struct pg_storage {
   void *memory;
   size_t bytes;
   int64_t references;
+  bool lent;     /* the memory is someone else's */
+  bool recalled; /* and its owner has taken it back: no kernel may see it */
 };
 
 /* The kernel table of the CUDA plugin; NULL with a text in message[size] when there is none or it
@@ -41,6 +43,12 @@ void pg__note_peak(pg_context *ctx);
 /* Bytes of host memory that this process can still get; 0: unknown. `root` stands before the paths
  * of system files: "" but in tests. */
 int64_t pg__host_memory(const char *root);
+
+/* A contiguous tensor over device memory of someone else. pg__tensor_recall frees it and marks what
+ * views are left of it, in a host program's hands, as not to be used (NULL is legal). */
+int pg__tensor_lend(pg_context *ctx, void *data, pg_dtype dtype, int ndim, const int64_t *shape,
+                    pg_tensor **out);
+void pg__tensor_recall(pg_tensor *lent);
 
 /* "[3,4]" into text, for messages; returns text. */
 const char *pg__shape_text(int ndim, const int64_t *shape, char *text, size_t size);

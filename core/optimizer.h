@@ -96,7 +96,8 @@ typedef struct pg_optimizer {
    * descriptor's own data, below. */
   int (*increment)(const pg_increment_group *group, void *self);
   /* Bytes of device memory that such a call takes for its own and gives back; NULL: none. Of the
-   * group only count, rows, columns, all_rows are set. */
+   * group only count, rows, columns, all_rows and hypers are set, and of the increments whether
+   * there are any. */
   int64_t (*scratch)(const pg_increment_group *group);
   void *self; /* for optimizers defined by a host program; NULL in the core's own */
 } pg_optimizer;

@@ -72,6 +72,7 @@ int pg_run_data(pg_context *ctx, const pg_model_config *config, const pg_run_opt
 /* Parameters, by their index in the model's order, that an optimizer updates. */
 typedef struct pg_run_entry {
   const pg_optimizer *optimizer;
+  const double *hypers; /* as pg_run_assign takes them; NULL: the defaults */
   const size_t *parameters;
   size_t count;
 } pg_run_entry;

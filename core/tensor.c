@@ -67,7 +67,7 @@ bool pg_tensor_contiguous(const pg_tensor *t) {
 static void release_storage(struct pg_storage *storage) {
   if (!storage || --storage->references > 0) return;
   storage->context->live_tensors--;
-  pg__release(storage->context, storage->memory, storage->bytes);
+  if (!storage->lent) pg__release(storage->context, storage->memory, storage->bytes);
   free(storage);
 }
 
@@ -127,6 +127,38 @@ fail:
     free(storage);
   free(t);
   return status;
+}
+
+int pg__tensor_lend(pg_context *ctx, void *data, pg_dtype dtype, int ndim, const int64_t *shape,
+                    pg_tensor **out) {
+  pg_tensor *t = calloc(1, sizeof *t);
+  struct pg_storage *storage = calloc(1, sizeof *storage);
+  *out = NULL;
+  if (!t || !storage) {
+    free(t);
+    free(storage);
+    return pg_fail(ctx, PG_ENOMEM, "a tensor's description does not fit in memory");
+  }
+  *t = (pg_tensor){.context = ctx, .storage = storage, .data = data, .dtype = dtype, .ndim = ndim};
+  int64_t elements = 1;
+  for (int i = ndim - 1; i >= 0; i--) {
+    t->shape[i] = shape[i];
+    t->stride[i] = elements;
+    elements *= shape[i];
+  }
+  *storage = (struct pg_storage){.context = ctx,
+                                 .memory = data,
+                                 .bytes = (size_t)elements * pg_dtype_size(dtype),
+                                 .references = 1,
+                                 .lent = true};
+  ctx->live_tensors++;
+  *out = t;
+  return 0;
+}
+
+void pg__tensor_recall(pg_tensor *lent) {
+  if (lent) lent->storage->recalled = true;
+  pg_tensor_free(lent);
 }
 
 int pg_tensor_view(const pg_tensor *t, int64_t offset, int ndim, const int64_t *shape,

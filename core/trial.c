@@ -77,14 +77,10 @@ fail:
 int pg_trial_increment(pg_trial *t, double scale) {
   const pg_parameter *p = t->parameter;
   const int lr = pg_optimizer_hyper_index(t->optimizer, "lr", NULL);
-  /* An optimizer of the host sees the parameter with the trial's slots. */
-  pg_parameter seen = *p, *parameter = &seen;
   void *slots[PG_MAX_SLOTS], *const *flat = slots;
   if (!p->gradient)
     return pg_fail(t->run->context, PG_ESTATE, "a trial on %s: it has no gradient", p->name);
   for (size_t s = 0; s < t->optimizer->slot_count; s++) slots[s] = t->slots[s]->data;
-  seen.slots = t->slots;
-  seen.updates = t->updates;
   const float *gradient = p->gradient->data;
   float *increment = t->increment->data, *value = p->value->data;
   const int64_t updates = t->updates + 1;
@@ -100,7 +96,7 @@ int pg_trial_increment(pg_trial *t, double scale) {
                                     .updates = &updates,
                                     .hypers = t->hypers,
                                     .lr = lr < 0 ? 0 : t->hypers[lr] * scale,
-                                    .parameters = &parameter,
+                                    .parameters = &t->parameter,
                                     .values = &value};
   int status = t->optimizer->increment(&group, t->optimizer->self);
   if (status == 0) t->updates++;

@@ -154,6 +154,43 @@ describe("an optimizer in Lua", function()
     assert.are.equal(0, model:find "lm_head.weight".increment:norm())
   end)
 
+  it("sees the memory it is called with, in a trial the trial's", function()
+    local seen = {}
+    local o = core.define_optimizer {
+      name = "sum", slots = { sum = "matrix", calls = "scalar" }, defaults = { lr = 1 },
+      increment = function(w, h)
+        local calls = w.slots.calls:add_(1):item()
+        seen[#seen + 1] = { w = w, calls = calls, turned = w.slots.sum:t(), updates = w.updates }
+        return w.slots.sum:add_(w.gradient):mul(-h.lr)
+      end,
+    }
+    support.assign_golden(run, model, o, { lr = 0.5 })
+    assert(run:step())
+    local head = model:find "lm_head.weight"
+    local sum, value = head.slots.sum:clone(), head.value:clone()
+    local trial = run:trial(head, { optimizer = o, hypers = { lr = 2 }, inherit = true })
+    assert(run:gradients())
+    assert(trial:increment(1))
+    assert(trial:increment(1))
+    -- the run's own slots and weights are as they were
+    assert.is_true(support.same_bits(sum, head.slots.sum))
+    assert.are.equal(1, head.slots.calls:item())
+    assert.is_true(support.same_bits(value, head.value))
+    assert.are.same({ 1, 2, 3 }, { seen[1].calls, seen[2].calls, seen[3].calls })
+    assert.are.same({ 1, 2, 3 }, { seen[1].updates, seen[2].updates, seen[3].updates })
+    local expected = sum:add(head.gradient):add(head.gradient):mul(-2)
+    assert.is_true(support.same_bits(expected, trial:value()))
+    -- tensors of the run stay, those of the trial end with the call
+    assert.are.equal(head, seen[2].w.parameter)
+    assert.is_true(seen[1].w.slots.sum:norm() > 0)
+    assert.is_true(seen[3].w.gradient:norm() > 0)
+    for _, lent in ipairs { seen[3].w.slots.sum, seen[3].turned } do
+      assert.error_matches(function() lent:norm() end, "lent for one call of an optimizer")
+      lent:close()
+    end
+    trial:close()
+  end)
+
   it("updates several parameters, from strided and shared results", function()
     local calls = 0
     local sgd = core.define_optimizer {

@@ -45,10 +45,12 @@ fail:
   return status;
 }
 
-/* Row norms, and a mean row where ranks share the rows. */
+/* A projected increment that is not kept, and a mean row where ranks share the rows. */
 static int64_t rownorm_scratch(const pg_increment_group *group) {
-  int64_t mean = group->rows == group->all_rows ? 0 : group->columns;
-  return (group->rows + mean) * (int64_t)sizeof(float);
+  const int64_t all = group->increments[0] ? 0 : group->rows * group->columns;
+  const int64_t mean = group->rows == group->all_rows ? 0 : group->columns;
+  if ((int)group->hypers[PROJECT] == PROJECT_NONE) return 0;
+  return (all + mean) * (int64_t)sizeof(float);
 }
 
 static int rownorm_increment(const pg_increment_group *group, void *self) {

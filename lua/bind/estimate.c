@@ -33,8 +33,8 @@ static int model_parameters(lua_State *L) {
   return 1;
 }
 
-/* The list { { optimizer, index... }, ... } at `index`, entries and numbers in userdata that are
- * pushed. */
+/* The list { { optimizer, index..., hypers }, ... } at `index`, entries, numbers and values in
+ * userdata that are pushed. */
 static pg_run_entry *read_entries(lua_State *L, int index, size_t *count) {
   *count = (size_t)lua_rawlen(L, index);
   pg_run_entry *entries = lua_newuserdatauv(L, sizeof *entries * *count + 1, 1);
@@ -48,14 +48,21 @@ static pg_run_entry *read_entries(lua_State *L, int index, size_t *count) {
     const pgl_optimizer *o = pgl_check(L, -1, &pgl_optimizer_kind)->resource;
     lua_pop(L, 1);
     const size_t parameters = (size_t)lua_rawlen(L, -1) - 1;
+    double *values = lua_newuserdatauv(L, PG_MAX_HYPERS * sizeof *values, 0);
+    lua_rawseti(L, -3, 2 * (lua_Integer)e + 1);
     size_t *list = lua_newuserdatauv(L, sizeof *list * parameters + 1, 0);
-    lua_rawseti(L, -3, (lua_Integer)e + 1);
+    lua_rawseti(L, -3, 2 * (lua_Integer)e + 2);
+    pg_optimizer_defaults(o->descriptor, values);
+    if (pgl_raw(L, -1, "hypers")) {
+      pgl_read_hypers(L, -1, o->descriptor, values);
+      lua_pop(L, 1);
+    }
     for (size_t i = 0; i < parameters; i++) {
       lua_rawgeti(L, -1, (lua_Integer)i + 2);
       list[i] = (size_t)pgl_integer(L, -1, "parameter", 1, INT64_MAX) - 1;
       lua_pop(L, 1);
     }
-    entries[e] = (pg_run_entry){o->descriptor, list, parameters};
+    entries[e] = (pg_run_entry){o->descriptor, values, list, parameters};
     lua_pop(L, 1);
   }
   lua_setiuservalue(L, -2, 1);
@@ -63,7 +70,7 @@ static pg_run_entry *read_entries(lua_State *L, int index, size_t *count) {
 }
 
 /* core.estimate(ctx, config, compute, run options, entries, diameter) -> bytes by part, total;
- * entries: { { optimizer, index of a parameter, ... }, ... } */
+ * entries: { { optimizer, index of a parameter, ..., hypers = { } }, ... } */
 static int estimate(lua_State *L) {
   pg_context *ctx = pgl_check(L, 1, &pgl_context_kind)->resource;
   const pg_dtype compute = pgl_compute(L, 3);

@@ -185,29 +185,58 @@ typedef struct call {
   size_t index; /* into the group */
   pgl_optimizer *optimizer;
   pgl_object *run;
+  pg_tensor *lent[PG_MAX_SLOTS + 2]; /* that this call has shown and takes back */
+  size_t lent_count;
 } call;
 
+/* Push a tensor over `data`, memory of the group. Where that is part of `known`, a tensor of the
+ * parameter, it is a view that keeps it alive; elsewhere, as in a trial, it ends with the call. */
+static void push_memory(lua_State *L, call *c, const pg_tensor *known, const void *data,
+                        pg_dtype dtype, int ndim, const int64_t *shape, pgl_object *owner) {
+  pg_context *ctx = c->group->context;
+  const char *start = known ? known->storage->memory : NULL;
+  int64_t stride[2] = {ndim == 2 ? shape[1] : 1, 1}, offset = 0;
+  pgl_tensor *view = pgl_push_tensor(L);
+  int status = 0;
+  pgl_tensor_bind(view, pgl_root(c->run), owner);
+  if (known && (const char *)data >= start && (const char *)data < start + known->storage->bytes) {
+    offset = ((const char *)data - (const char *)known->data) / (int64_t)pg_dtype_size(dtype);
+  } else {
+    pg_tensor **lent = &c->lent[c->lent_count++];
+    status = pg__tensor_lend(ctx, (void *)(uintptr_t)data, dtype, ndim, shape, lent);
+    known = *lent;
+  }
+  if (status == 0) status = pg_tensor_view(known, offset, ndim, shape, stride, &view->tensor);
+  if (status < 0) luaL_error(L, "%s", pg_context_message(ctx));
+}
+
 /* w = { gradient, value, slots, updates, name, role, rows, columns, parameter } */
-static void push_parameter_state(lua_State *L, const call *c, int model) {
+static void push_parameter_state(lua_State *L, call *c, int model) {
   const pg_parameter *p = c->group->parameters[c->index];
+  pg_run *run = ((pgl_run *)c->run->resource)->run;
   const pg_optimizer *o = c->optimizer->descriptor;
-  pgl_object *context = pgl_root(c->run);
+  const pg_increment_group *group = c->group;
+  const int64_t all[2] = {group->rows, group->columns};
   lua_createtable(L, 0, 9);
-  pgl_push_view(L, p->gradient, context, c->run);
+  push_memory(L, c, p->gradient, group->gradients[c->index], PG_F32, 2, all, c->run);
   lua_setfield(L, -2, "gradient");
-  pgl_push_view(L, p->value, context, c->run->parent);
+  push_memory(L, c, p->value, group->values[c->index], PG_F32, 2, all, c->run->parent);
   lua_setfield(L, -2, "value");
   lua_createtable(L, 0, (int)o->slot_count);
   for (size_t i = 0; i < o->slot_count; i++) {
-    pgl_push_view(L, p->slots[i], context, c->run);
+    const bool own = p->assignment >= 0 && pg_run_assignment(run, p->assignment)->optimizer == o;
+    int64_t shape[2];
+    int ndim = pg_slot_dims(&o->slots[i], group->rows, group->columns, shape);
+    push_memory(L, c, own ? p->slots[i] : NULL, group->slots[c->index][i], o->slots[i].dtype, ndim,
+                shape, c->run);
     lua_setfield(L, -2, o->slots[i].name);
   }
   lua_setfield(L, -2, "slots");
-  pgl_set_integer(L, "updates", c->group->updates[c->index]);
+  pgl_set_integer(L, "updates", group->updates[c->index]);
   pgl_set_string(L, "name", p->name);
   pgl_set_string(L, "role", pg_role_name(p->role));
-  pgl_set_integer(L, "rows", p->rows);
-  pgl_set_integer(L, "columns", p->columns);
+  pgl_set_integer(L, "rows", group->rows);
+  pgl_set_integer(L, "columns", group->columns);
   pgl_push_parameter(L, model, p);
   lua_setfield(L, -2, "parameter");
 }
@@ -244,7 +273,7 @@ fail:
 
 /* Arguments: the call as light userdata, the run's and the model's userdata. */
 static int call_increment(lua_State *L) {
-  const call *c = lua_touserdata(L, 1);
+  call *c = lua_touserdata(L, 1);
   const char *name = c->optimizer->descriptor->name;
   const int64_t rows = c->group->rows, columns = c->group->columns;
   lua_getiuservalue(L, 2, 1);
@@ -282,7 +311,7 @@ int pgl_host_increment(const pg_increment_group *group, void *self) {
                    optimizer->descriptor->name);
   lua_State *L = frame->L;
   for (size_t i = 0; i < group->count; i++) {
-    call c = {group, i, optimizer, frame->run};
+    call c = {.group = group, .index = i, .optimizer = optimizer, .run = frame->run};
     if (!lua_checkstack(L, 8))
       return pg_fail(group->context, PG_ENOMEM, "optimizer '%s': the Lua stack is full",
                      optimizer->descriptor->name);
@@ -290,7 +319,9 @@ int pgl_host_increment(const pg_increment_group *group, void *self) {
     lua_pushlightuserdata(L, &c);
     lua_pushvalue(L, PGL_FRAME_RUN);
     lua_pushvalue(L, PGL_FRAME_MODEL);
-    if (lua_pcall(L, 3, 0, 0) != LUA_OK) {
+    const int ended = lua_pcall(L, 3, 0, 0);
+    for (size_t k = 0; k < c.lent_count; k++) pg__tensor_recall(c.lent[k]);
+    if (ended != LUA_OK) {
       frame->failed = true;
       lua_replace(L, PGL_FRAME_ERROR);
       return pg_fail(group->context, PG_EHOST, "optimizer '%s' raised an error for %s",

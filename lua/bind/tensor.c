@@ -49,6 +49,8 @@ void pgl_tensor_made(lua_State *L, const pgl_tensor *t) {
 pgl_tensor *pgl_check_tensor(lua_State *L, int arg) {
   pgl_tensor *t = luaL_checkudata(L, arg, PGL_TENSOR);
   if (!t->tensor) luaL_error(L, "this tensor is closed");
+  if (t->tensor->storage->recalled)
+    luaL_error(L, "this tensor was lent for one call of an optimizer, which is over");
   pgl_check_open(L, t->context, "tensor");
   if (t->owner) pgl_check_open(L, t->owner, "tensor");
   return t;

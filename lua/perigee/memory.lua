@@ -36,7 +36,10 @@ function memory.estimate(run, changes)
   local entries = {}
   for _, entry in ipairs(run.spec.entries) do
     if #entry.parameters > 0 then
-      local list = { entry.optimizer:core_optimizer() }
+      local list = { entry.optimizer:core_optimizer(), hypers = {} }
+      for name, value in pairs(entry.optimizer.hypers) do
+        if type(value) ~= "function" then list.hypers[name] = value end
+      end
       for i, parameter in ipairs(entry.parameters) do list[i + 1] = parameter.index end
       entries[#entries + 1] = list
     end

@@ -14,7 +14,7 @@ typedef struct setting {
   const char *head, *backbone;
   unsigned with; /* of the following */
 } setting;
-enum { RECOMPUTE = 1, KEEP_ALL = 2, SHARD = 4, DIAMETER = 8 };
+enum { RECOMPUTE = 1, KEEP_ALL = 2, SHARD = 4, DIAMETER = 8, PROJECT = 16 };
 
 static pg_context *new_context(void) {
   const pg_context_options options = {
@@ -45,17 +45,29 @@ static const char *optimizer_of(const setting *s, pg_role role) {
   return role == PG_HEAD ? s->head : role == PG_BACKBONE ? s->backbone : "adamw";
 }
 
+/* PROJECT: what can, projects on both sides. */
+static void hypers_of(const setting *s, pg_role role, double hypers[PG_MAX_HYPERS]) {
+  const pg_optimizer *o = pg_optimizer_find(optimizer_of(s, role));
+  const int lr = pg_optimizer_hyper_index(o, "lr", NULL);
+  const int project = pg_optimizer_hyper_index(o, "project", NULL);
+  pg_optimizer_defaults(o, hypers);
+  if (lr >= 0) hypers[lr] = 1e-3;
+  if (project >= 0 && s->with & PROJECT) hypers[project] = 2;
+}
+
 static pg_run_memory estimate(pg_context *ctx, const setting *s, pg_comm *comm) {
   pg_model_config c = make_config(&s->shape);
   const pg_run_options options = options_of(s, comm);
   const size_t blocks = 7 * (size_t)s->shape.layers;
   size_t *all = calloc(blocks + 2, sizeof *all);
   pg_run_memory need;
+  double hypers[PG_ROLES][PG_MAX_HYPERS];
   for (size_t i = 0; i < blocks + 2; i++) all[i] = i;
+  for (int role = 0; role < PG_ROLES; role++) hypers_of(s, (pg_role)role, hypers[role]);
   const pg_run_entry entries[] = {
-      {pg_optimizer_find(optimizer_of(s, PG_EMBEDDING)), all, 1},
-      {pg_optimizer_find(optimizer_of(s, PG_BACKBONE)), all + 1, blocks},
-      {pg_optimizer_find(optimizer_of(s, PG_HEAD)), all + 1 + blocks, 1}};
+      {pg_optimizer_find(optimizer_of(s, PG_EMBEDDING)), hypers[PG_EMBEDDING], all, 1},
+      {pg_optimizer_find(optimizer_of(s, PG_BACKBONE)), hypers[PG_BACKBONE], all + 1, blocks},
+      {pg_optimizer_find(optimizer_of(s, PG_HEAD)), hypers[PG_HEAD], all + 1 + blocks, 1}};
   const int64_t before = pg_context_peak_bytes(ctx);
   MUST(ctx, pg_run_estimate(ctx, &c, s->compute, &options, entries, 3, s->with & DIAMETER, &need));
   CHECK(pg_context_peak_bytes(ctx) == before, "an estimate allocated");
@@ -77,9 +89,7 @@ static int64_t measure(pg_context *ctx, const setting *s, pg_comm *comm) {
     pg_parameter *chosen[256];
     double hypers[PG_MAX_HYPERS];
     size_t count = 0;
-    int lr = pg_optimizer_hyper_index(o, "lr", NULL);
-    pg_optimizer_defaults(o, hypers);
-    if (lr >= 0) hypers[lr] = 1e-3;
+    hypers_of(s, (pg_role)role, hypers);
     for (size_t i = 0; i < pg_model_count(model); i++)
       if (pg_model_parameter(model, i)->role == (pg_role)role)
         chosen[count++] = pg_model_parameter(model, i);
@@ -135,6 +145,9 @@ TEST(one_rank) {
       {large_head, PG_F32, "adamw", "adamw", RECOMPUTE | DIAMETER},
       {wide, PG_BF16, "rownorm", "muon", KEEP_ALL | DIAMETER},
       {none, PG_F32, "frozen", "muon", 0},
+      {large_head, PG_F32, "rownorm", "muon", PROJECT},
+      {wide, PG_BF16, "adamw", "rownorm", PROJECT},
+      {wide, PG_F32, "adamw", "rownorm", PROJECT | KEEP_ALL},
       {none, PG_BF16, "sgd", "muon", RECOMPUTE},
   };
   for (size_t i = 0; i < PG_COUNT(settings); i++) compare(&settings[i], pg_comm_self());
@@ -149,6 +162,7 @@ TEST(several_ranks) {
       {wide, PG_F32, "rownorm", "muon", SHARD},
       {deep, PG_BF16, "adamw", "muon", RECOMPUTE | KEEP_ALL | SHARD},
       {deep, PG_F32, "muon", "adamw", 0},
+      {wide, PG_F32, "rownorm", "rownorm", PROJECT | SHARD},
   };
   for (size_t i = 0; i < PG_COUNT(settings); i++)
     for (int world = 2; world <= 3; world++)
@@ -180,9 +194,9 @@ TEST(a_gap_in_the_assignments) {
   const struct {
     pg_run_entry entry;
     const char *says;
-  } cases[] = {{{o, some, 2}, "no optimizer updates 21 of 23 parameters"},
-               {{o, some, 3}, "parameter 0 has two optimizers: model.embed_tokens.weight"},
-               {{o, beyond, 1}, "parameter 23 does not exist"}};
+  } cases[] = {{{o, NULL, some, 2}, "no optimizer updates 21 of 23 parameters"},
+               {{o, NULL, some, 3}, "parameter 0 has two optimizers: model.embed_tokens.weight"},
+               {{o, NULL, beyond, 1}, "parameter 23 does not exist"}};
   for (size_t i = 0; i < PG_COUNT(cases); i++) {
     CHECK(pg_run_estimate(ctx, &c, PG_F32, &options, &cases[i].entry, 1, false, &need) ==
           PG_EINVAL);
