@@ -38,6 +38,45 @@ TEST(upload_copy_zero_download) {
   CHECK(K->synchronize(Q) == 0, "%s", MESSAGE);
 }
 
+/* Batches through a pair of buffers, as activations use them: while the queue copies one out, the
+ * next arrives in the other. Gives how many of the floats that came out are wrong. `before` (may be
+ * NULL) is told what comes: a round's upload, its join. */
+enum { UPLOAD_COMES, JOIN_COMES };
+static size_t ferry(int rounds, size_t floats, void (*before)(int round, int what)) {
+  const size_t bytes = floats * sizeof(float);
+  float *host = malloc(bytes), *back = malloc(bytes * (size_t)rounds);
+  void *pair[2] = {NULL, NULL}, *out = NULL;
+  size_t wrong = 0;
+  for (int i = 0; i < 2; i++) CHECK(K->alloc(Q, bytes, &pair[i]) == 0, "%s", MESSAGE);
+  CHECK(K->alloc(Q, bytes * (size_t)rounds, &out) == 0 && K->join(Q) == 0, "%s", MESSAGE);
+  for (int r = 0; r < rounds; r++) {
+    for (size_t i = 0; i < floats; i++) host[i] = (float)r + (float)i / (float)floats;
+    if (before) before(r, UPLOAD_COMES);
+    CHECK(K->upload_beside(Q, pair[1], host, bytes) == 0, "%s", MESSAGE);
+    memset(host, 0xff, bytes); /* the source was read */
+    if (before) before(r, JOIN_COMES);
+    CHECK(K->join(Q) == 0, "%s", MESSAGE);
+    void *arrived = pair[1];
+    pair[1] = pair[0], pair[0] = arrived;
+    CHECK(K->copy(Q, (char *)out + (size_t)r * bytes, arrived, bytes) == 0, "%s", MESSAGE);
+  }
+  CHECK(K->download(Q, back, out, bytes * (size_t)rounds) == 0, "%s", MESSAGE);
+  for (int r = 0; r < rounds; r++)
+    for (size_t i = 0; i < floats; i++)
+      wrong += !(back[(size_t)r * floats + i] == (float)r + (float)i / (float)floats);
+  K->release(Q, pair[0]);
+  K->release(Q, pair[1]);
+  K->release(Q, out);
+  free(host), free(back);
+  return wrong;
+}
+
+/* More rounds than the pinned ring has slots, and batches larger than a slot. */
+TEST(uploads_beside) {
+  const size_t wrong = ferry(100, 300, NULL), large = ferry(5, 200000, NULL);
+  CHECK(wrong == 0 && large == 0, "%zu and %zu floats are wrong", wrong, large);
+}
+
 TEST(device_info) {
   pg_device_info info;
   CHECK(K->device_info(Q, &info) == 0, "%s", MESSAGE);
@@ -150,6 +189,7 @@ static int call(int which) {
   case 29:
     return K->momentum(Q, 0.9, true, 2, (const float *[]){X, Y}, (float *[]){Z, half.at[GPU]}, 16,
                        (float *)half.at[GPU] + 16, W);
+  case 30: return K->upload_beside(Q, Z, &h, sizeof h) < 0 ? -1 : K->join(Q);
   default: return 1;
   }
 }
@@ -159,7 +199,7 @@ static void make_operands(void) {
   w = normals(PG_F32, 48, 1), half = normals(PG_F32, 144, 1), tokens = tokens_below(6, 5);
   clip = poisoned(PG_F64, 2), sums = poisoned(PG_F64, 1);
 }
-#define CALLS 30
+#define CALLS 31
 
 TEST(every_operation_runs) {
   make_operands();
@@ -199,6 +239,29 @@ static int open_queue(char *why, size_t size) {
   return status;
 }
 
+/* Streams run in random order, and still every batch arrives; without either of the two waits that
+ * hold them together it does not: the upload's for what used the buffer, the join's for the upload.
+ */
+static int left_out = -1;
+static void leave_out_a_wait(int round, int what) {
+  char streams[32];
+  snprintf(streams, sizeof streams, "random:%d", 2 * round + what);
+  emulate("CUDAEMU_STREAMS", streams);
+  emulate("CUDAEMU_SKIP", what == left_out ? "cudaStreamWaitEvent:1" : NULL);
+}
+TEST(uploads_beside_wait_for_each_other) {
+  const char *before = getenv("CUDAEMU_STREAMS");
+  char kept[64];
+  snprintf(kept, sizeof kept, "%s", before ? before : "");
+  for (left_out = -1; left_out <= JOIN_COMES; left_out++) {
+    const size_t wrong = ferry(100, 300, leave_out_a_wait);
+    CHECK((wrong == 0) == (left_out < 0), "wait %d left out: %zu floats are wrong", left_out,
+          wrong);
+  }
+  emulate("CUDAEMU_SKIP", NULL);
+  emulate("CUDAEMU_STREAMS", before ? kept : NULL);
+}
+
 TEST(no_device) {
   char why[256] = "";
   emulate("CUDAEMU_DEVICES", "0");
@@ -230,6 +293,7 @@ TEST(launches_fail) {
     int failed = 0;
     const char *what = c == 0    ? "cublasLtMatmul"
                        : c == 26 ? "cudaMemcpyAsync"
+                       : c == 30 ? "cudaMemcpyAsync"
                        : c == 27 ? "cudaMemsetAsync"
                                  : "launch";
     for (int nth = 1; nth < 40; nth++) {
@@ -339,12 +403,14 @@ TEST(little_memory) {
 int main(void) {
   open_sides();
   RUN(upload_copy_zero_download);
+  RUN(uploads_beside);
   RUN(device_info);
   RUN(own_memory_is_counted);
   RUN(time_stamps);
   RUN(more_memory_than_there_is);
   RUN(every_operation_runs);
 #ifdef PG_CUDAEMU
+  RUN(uploads_beside_wait_for_each_other);
   RUN(no_device);
   RUN(opening_fails);
   RUN(launches_fail);

@@ -87,11 +87,15 @@ bool advance(stream *s, uint64_t upto) {
   return true;
 }
 
-/* As many pieces as are queued, on average. */
+/* None, one, two, ... pieces, one on average. */
 static void run_some() {
   for (uint64_t bits = random_bits(); bits & 1; bits = random_bits()) {
-    stream *s = streams()[(bits >> 1) % streams().size()];
-    if (!s->pending.empty()) advance(s, s->pending.front().sequence);
+    std::vector<stream *> busy;
+    for (stream *s : streams())
+      if (!s->pending.empty()) busy.push_back(s);
+    if (busy.empty()) return;
+    stream *s = busy[(bits >> 1) % busy.size()];
+    advance(s, s->pending.front().sequence);
   }
 }
 

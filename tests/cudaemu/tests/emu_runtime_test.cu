@@ -91,6 +91,55 @@ TEST(events_order_streams) {
     cudaEventDestroy(start), cudaEventDestroy(done);
   }
 }
+/* Random streams: what no event orders comes in any order, what an event orders never does; and a
+ * wait that is left out shows. */
+TEST(random_streams_find_orders) {
+  int late = 0, early = 0, skipped = 0;
+  for (int seed = 1; seed <= 60; seed++) {
+    environment e("CUDAEMU_STREAMS", ("random:" + std::to_string(seed)).c_str());
+    for (int kind = 0; kind < 3; kind++) { /* no event, an event, its wait left out */
+      environment skip("CUDAEMU_SKIP",
+                       kind == 2 ? "cudaStreamWaitEvent:1" : "cudaStreamWaitEvent:9");
+      two_streams s;
+      cudaEvent_t done;
+      device_array<float> x(32, 0);
+      pinned host(32);
+      CHECK_CUDA(cudaEventCreate(&done));
+      CHECK_CUDA(cudaDeviceSynchronize()); /* x is cleared */
+      CHECK_CUDA(set(x.p, 32, 7, s.a));
+      CHECK_CUDA(cudaEventRecord(done, s.a));
+      if (kind) CHECK_CUDA(cudaStreamWaitEvent(s.b, done, 0));
+      CHECK_CUDA(cudaMemcpyAsync(host.p, x.p, 128, cudaMemcpyDeviceToHost, s.b));
+      CHECK_CUDA(cudaStreamSynchronize(s.b));
+      const bool seven = host.p[31] == 7;
+      if (kind == 0) (seven ? late : early)++;
+      if (kind == 1) CHECK(seven, "seed %d: %g", seed, host.p[31]);
+      if (kind == 2) skipped += !seven;
+      cudaEventDestroy(done);
+    }
+  }
+  CHECK(late > 5 && early > 5 && skipped > 5, "%d, %d, %d of 60", late, early, skipped);
+}
+TEST(a_trace_shows_allocations_and_waits) {
+  char path[] = "/tmp/perigee-trace-XXXXXX";
+  std::string text;
+  close(mkstemp(path));
+  {
+    environment lazy("CUDAEMU_STREAMS", "lazy");
+    environment e("CUDAEMU_TRACE", path);
+    device_array<float> x(32);
+    CHECK_CUDA(set(x.p, 32, 1));
+    CHECK_CUDA(cudaDeviceSynchronize());
+    CHECK_CUDA(cudaDeviceSynchronize());
+    pinned host(2);
+  }
+  FILE *f = fopen(path, "r");
+  for (int c; f && (c = getc(f)) != EOF;) text += (char)c;
+  if (f) fclose(f);
+  unlink(path);
+  CHECK(text == "cudaMalloc 128\nwait\ncudaHostAlloc 8\ncudaFreeHost\ncudaFree\n", "%s",
+        text.c_str());
+}
 TEST(the_null_stream_waits_for_blocking_streams) {
   environment e("CUDAEMU_STREAMS", "lazy");
   cudaStream_t blocking;
@@ -185,6 +234,8 @@ int main() {
   RUN(copies_of_every_kind);
   RUN(lazy_streams_run_when_waited_for);
   RUN(events_order_streams);
+  RUN(random_streams_find_orders);
+  RUN(a_trace_shows_allocations_and_waits);
   RUN(the_null_stream_waits_for_blocking_streams);
   RUN(failures_on_demand);
   RUN(no_device_and_several);
