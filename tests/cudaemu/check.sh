@@ -51,8 +51,8 @@ make_build() {
 
 # cell NAME BUILD "BUGS IT HAS TO CATCH" VARIABLE=VALUE...: all tests pass, all repaired bugs give
 # the right result, and the broken ones of the list are noticed.
-bugs="barrier reuse overrun overrun_scalar sync event pointer host_read misaligned blocks divergent
-      uninitialised shared_overrun"
+bugs="barrier reuse overrun overrun_scalar sync event refill pointer host_read misaligned blocks
+      divergent uninitialised shared_overrun"
 cell() {
   local name=$1 folder=$build/$2/cudaemu caught=$3 log=$build/cell-$1.log start=$SECONDS
   local before=$failed test bug status
@@ -84,7 +84,8 @@ else
     cell forward clang "$always"
     cell reverse clang "$always barrier reuse" CUDAEMU_ORDER=reverse
     cell random-1 clang "$always barrier" CUDAEMU_ORDER=random:1
-    cell random-2 clang "$always barrier" CUDAEMU_ORDER=random:2
+    cell random-2 clang "$always barrier refill" CUDAEMU_ORDER=random:2 \
+      CUDAEMU_STREAMS=random:2
     cell lazy clang "$always sync event" CUDAEMU_STREAMS=lazy
     cell guard clang "$always overrun overrun_scalar" CUDAEMU_GUARD=1
     cell guard-host clang "$always host_read overrun" CUDAEMU_GUARD=2 CUDAEMU_ORDER=random:3 \

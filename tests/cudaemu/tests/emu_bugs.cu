@@ -104,6 +104,40 @@ static bool event() {
   return right;
 }
 
+/* A second stream refills a buffer that the first may still have to read. */
+static bool refill() {
+  cudaStream_t a, b;
+  cudaEvent_t taken, filled;
+  float *host, *from;
+  const int rounds = 20;
+  cudaStreamCreateWithFlags(&a, cudaStreamNonBlocking);
+  cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking);
+  cudaEventCreate(&taken);
+  cudaEventCreate(&filled);
+  cudaMallocHost(&host, rounds * 4);
+  cudaMallocHost(&from, rounds * 4);
+  device_array<float> x(1);
+  for (int i = 0; i < rounds; i++) {
+    from[i] = (float)i;
+    if (i && !broken) cudaStreamWaitEvent(b, taken, 0);
+    cudaMemcpyAsync(x.p, from + i, 4, cudaMemcpyHostToDevice, b);
+    cudaEventRecord(filled, b);
+    cudaStreamWaitEvent(a, filled, 0);
+    cudaMemcpyAsync(host + i, x.p, 4, cudaMemcpyDeviceToHost, a);
+    cudaEventRecord(taken, a);
+  }
+  cudaStreamSynchronize(a);
+  bool right = true;
+  for (int i = 0; i < rounds; i++) right = right && host[i] == (float)i;
+  cudaEventDestroy(taken);
+  cudaEventDestroy(filled);
+  cudaStreamDestroy(a);
+  cudaStreamDestroy(b);
+  cudaFreeHost(host);
+  cudaFreeHost(from);
+  return right;
+}
+
 static bool pointer() {
   float on_host[32] = {0};
   device_array<float> x(32, 0);
@@ -184,6 +218,7 @@ int main(int count, char **words) {
               {"overrun_scalar", overrun_scalar},
               {"sync", stream_sync},
               {"event", event},
+              {"refill", refill},
               {"pointer", pointer},
               {"host_read", host_read},
               {"misaligned", misaligned},
