@@ -132,6 +132,26 @@ function support.text_data(folder)
   return folder
 end
 
+-- The program of a build with -DPG_EMULATE_CUDA=ON: PERIGEE_EMU, or emu/ in the build folder; nil.
+function support.emulated()
+  for _, path in ipairs { os.getenv "PERIGEE_EMU" or "", support.build .. "/emu/perigee",
+    support.build .. "/emu/clang/perigee" } do
+    if core.fs.kind(path) == "file" then return path end
+  end
+end
+
+-- busted's `it` for tests on the emulated device: names get the tag #cuda.
+function support.emulated_it(it, pending)
+  return function(name, f)
+    it(name .. " #cuda", function()
+      if not support.emulated() then
+        return pending("there is no emulated build (tests/cudaemu/check.sh)")
+      end
+      f()
+    end)
+  end
+end
+
 -- One line on standard error that contains every one of `parts`; returns whether, and the text.
 function support.one_line(text, ...)
   local lines = select(2, text:gsub("\n", ""))

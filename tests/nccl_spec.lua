@@ -6,21 +6,10 @@ local support = require "lua_support"
 local core = support.core
 
 local recipe = support.root .. "/tests/mpi_recipe.lua"
-local program
-for _, path in ipairs { os.getenv "PERIGEE_EMU" or "", support.build .. "/emu/perigee",
-  support.build .. "/emu/clang/perigee" } do
-  if not program and core.fs.kind(path) == "file" then program = path end
-end
+local program, emulated_it = support.emulated(), support.emulated_it(it, pending)
 local gpus = tonumber(os.getenv "PERIGEE_GPUS") or 0
 local environment = ("OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 "
   .. "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 CUDAEMU_DEVICES=%d "):format(math.max(3, gpus))
-
-local function emulated_it(name, f)
-  it(name .. " #cuda", function()
-    if not program then return pending("there is no emulated build (tests/cudaemu/check.sh)") end
-    f()
-  end)
-end
 
 local port = 20000 + core.host().pid % 20000
 local function words_of(out, settings)

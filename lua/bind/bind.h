@@ -115,6 +115,9 @@ void pgl_tensor_bind(pgl_tensor *t, pgl_object *context, pgl_object *owner);
 /* Tell the collector about a tensor just made; the last step of a binding, since finalisers may
  * run. */
 void pgl_tensor_made(lua_State *L, const pgl_tensor *t);
+/* Before and after Lua optimizers work in an update: see tensor.c. */
+void pgl_tensors_begin(void);
+void pgl_tensors_end(lua_State *L, const pg_context *ctx);
 pgl_tensor *pgl_check_tensor(lua_State *L, int arg);
 pgl_tensor *pgl_test_tensor(lua_State *L, int arg); /* NULL when it is something else */
 /* Push a view of all of t, or nil when t is NULL. */
@@ -163,6 +166,7 @@ typedef struct pgl_frame {
   lua_State *L;
   pgl_object *run;
   bool failed; /* the error object is at PGL_FRAME_ERROR of the frame's function */
+  bool hosted; /* an optimizer written in Lua was called */
   struct pgl_frame *previous;
 } pgl_frame;
 enum { PGL_FRAME_RUN = 1, PGL_FRAME_MODEL = 2, PGL_FRAME_ERROR = 3 }; /* stack of run:step */

@@ -310,6 +310,8 @@ int pgl_host_increment(const pg_increment_group *group, void *self) {
                    "called by run:step",
                    optimizer->descriptor->name);
   lua_State *L = frame->L;
+  if (!frame->hosted) pgl_tensors_begin();
+  frame->hosted = true;
   for (size_t i = 0; i < group->count; i++) {
     call c = {.group = group, .index = i, .optimizer = optimizer, .run = frame->run};
     if (!lua_checkstack(L, 8))

@@ -256,6 +256,8 @@ bool pgl_frame_end(lua_State *L, pgl_frame *frame, int status) {
   ((pgl_run *)frame->run->resource)->busy = false;
   if (status < 0)
     snprintf(message, sizeof message, "%s", pg_context_message(pgl_context(frame->run)));
+  else if (frame->hosted)
+    pgl_tensors_end(L, pgl_context(frame->run));
   pgl_drop(frame->run);
   lua_settop(L, PGL_FRAME_ERROR);
   if (frame->failed) lua_error(L);

@@ -34,8 +34,8 @@ static void tensor_release(pgl_tensor *t) {
 /* Lua sees 24 bytes where a tensor may be 100 MB. When the tensors made since the last time pass
  * a limit, the collector advances as if that memory had been Lua's own. The count is per thread
  * because the limit is a matter of pace only. */
+static _Thread_local int64_t pressure;
 void pgl_tensor_made(lua_State *L, const pgl_tensor *t) {
-  static _Thread_local int64_t pressure;
   const int64_t bytes = pg_tensor_elements(t->tensor) * (int64_t)pg_dtype_size(t->tensor->dtype);
   const int64_t limit = 8 << 20;
   pressure += bytes + TENSOR_OVERHEAD;
@@ -44,6 +44,17 @@ void pgl_tensor_made(lua_State *L, const pgl_tensor *t) {
   const int64_t kilobytes = pg__min(pressure / 1024, INT_MAX / 1024);
   pressure = 0;
   lua_gc(L, LUA_GCSTEP, (int)kilobytes);
+}
+
+/* Where allocating waits for the device, an update of Lua optimizers starts with the memory that
+ * the one before had, so that it takes nothing new. Collecting costs the host some milliseconds,
+ * during which the device works on what the update queued. */
+void pgl_tensors_begin(void) {
+  pressure = 0;
+}
+void pgl_tensors_end(lua_State *L, const pg_context *ctx) {
+  if (strcmp(pg_context_device(ctx), "cpu") != 0 && lua_gc(L, LUA_GCISRUNNING))
+    lua_gc(L, LUA_GCCOLLECT);
 }
 
 pgl_tensor *pgl_check_tensor(lua_State *L, int arg) {
