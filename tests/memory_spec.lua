@@ -149,19 +149,15 @@ describe("a model that does not fit", function()
   end)
 end)
 
-local program
-for _, path in ipairs { os.getenv "PERIGEE_EMU" or "", support.build .. "/emu/perigee",
-  support.build .. "/emu/clang/perigee" } do
-  if not program and core.fs.kind(path) == "file" then program = path end
-end
+local emulated_it = support.emulated_it(it, pending)
 
 describe("a device", function()
-  it("trains with as much memory as was estimated, and refuses with less #cuda", function()
-    if not program then return pending("there is no emulated build (tests/cudaemu/check.sh)") end
+  emulated_it("trains with as much memory as was estimated, and refuses with less", function()
     local path, folder = recipe_file(32, 2)
     local function perigee(memory, words)
       return support.shell(("cd %s && CUDAEMU_MEMORY=%s OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive "
-        .. "%s train %s --device cuda %s"):format(folder, memory, program, path, words))
+        .. "%s train %s --device cuda %s"):format(folder, memory,
+        support.emulated(), path, words))
     end
     local code, out, err = perigee("2g", "--dry-run --recompute block")
     assert.equal(0, code, err)
