@@ -201,6 +201,61 @@ TEST(activations_take_half) {
         (long long)whole);
 }
 
+/* ---- what a product's operands look like to a backend ----------------------------------------
+ */
+static const pg_kernels *behind;
+static int64_t products, misaligned;
+
+static bool aligned(const void *p, int64_t ld, pg_dtype type) {
+  return (((uintptr_t)p | (uintptr_t)(ld * (int64_t)pg_dtype_size(type))) & 15) == 0;
+}
+static int watched_gemm(pg_queue *q, const pg_gemm *g) {
+  products++;
+  misaligned += !aligned(g->a, g->lda, g->type_a) || !aligned(g->b, g->ldb, g->type_b) ||
+                !aligned(g->c, g->ldc, g->type_c) ||
+                !aligned(g->addend ? g->addend : g->c, g->ldc, g->type_c);
+  return behind->gemm(q, g);
+}
+
+/* Fast products on a GPU want every row of every operand at a multiple of 16 bytes. With a width,
+ * heads and MLP that are multiples of 8 only the vocabulary could prevent it: logits and their
+ * gradients have padded rows, in both types. Several chunks, training and diagnostics. */
+TEST(odd_vocabularies_keep_rows_aligned) {
+  for (int which = 0; which < 4; which++) {
+    const int64_t vocab = which & 1 ? 50257 : 97;
+    const shape s = {1, 24, 1, 8, 40, vocab, 2, which & 1 ? 300 : 24};
+    const pg_dtype type = which & 2 ? PG_BF16 : PG_F32;
+    pg_context *ctx = open_context(2);
+    const pg_model_config c = make_config(&s);
+    pg_model *model = make_model(ctx, &c, 4);
+    pg_activations *a;
+    pg_kernels watched = *ctx->kernels;
+    const int64_t n = s.batch * s.time;
+    int32_t *tokens = make_ids(n, vocab, 1), *targets = make_ids(n, vocab, 2);
+    float *range = malloc((size_t)n * sizeof *range), *logits = malloc((size_t)vocab * 4);
+    MUST(ctx, pg_model_set_compute(model, type));
+    MUST(ctx, pg_activations_new(ctx, &c, type, s.batch, s.time, PG_KEEP_ALL, &a));
+    add_gradients(model);
+    behind = ctx->kernels;
+    watched.gemm = watched_gemm;
+    ctx->kernels = &watched;
+    products = misaligned = 0;
+    pass(model, a, tokens, targets, s.batch, s.time, 1);
+    MUST(ctx, pg_head_ranges(model, a, pg_model_head(model)->value, 0, n, range));
+    MUST(ctx, pg_head_logits(model, a, 0, logits));
+    ctx->kernels = behind;
+    /* 7 matrices three times, the head three times and once more per chunk, one row. */
+    CHECK(products == 21 + 4 * ((n + 511) / 512) + 1, "%lld products", (long long)products);
+    CHECK(misaligned == 0, "V %lld, %s: %lld of %lld products have rows at odd places",
+          (long long)vocab, pg_dtype_name(type), (long long)misaligned, (long long)products);
+    free(tokens), free(targets), free(range), free(logits);
+    drop_gradients(model);
+    pg_activations_free(a);
+    pg_model_free(model);
+    pg_context_free(ctx);
+  }
+}
+
 int main(void) {
   RUN(copies_follow_the_weights);
   RUN(types_must_agree);
@@ -208,5 +263,6 @@ int main(void) {
   RUN(gradients_are_near_those_of_fp32);
   RUN(ranges_are_fp32_products);
   RUN(activations_take_half);
+  RUN(odd_vocabularies_keep_rows_aligned);
   return unit_report();
 }
