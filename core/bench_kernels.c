@@ -368,6 +368,20 @@ static int case_rownorm(pg__bench *b) {
   const pg_target to = target(b);
   TIME(b, rownorm, &h, g, b->sizes->config.vocab, width(b), momentum, &to);
 }
+/* Muon's, of the up projections of eight blocks. */
+static int case_momentum(pg__bench *b) {
+  enum { MATRICES = 8 };
+  const int64_t n = b->sizes->config.mlp * width(b);
+  const float *gradients = normal_floats(b, MATRICES * n, 1), *g[MATRICES];
+  float *memory = normal_floats(b, MATRICES * n, 1), *momentum[MATRICES];
+  float *x = floats(b, MATRICES * n), *norm = floats(b, MATRICES);
+  for (int i = 0; i < MATRICES && b->status == 0; i++) {
+    g[i] = gradients + i * n;
+    momentum[i] = memory + i * n;
+  }
+  SHAPE(b, PG_F32, "%d x %lld x %lld", MATRICES, (long long)b->sizes->config.mlp, width(b));
+  TIME(b, momentum, 0.95, true, MATRICES, g, momentum, n, x, norm);
+}
 static int case_convert(pg__bench *b) {
   const float *x = normal_floats(b, head_size(b), 1);
   void *y = pg__bench_zeros(b, (size_t)head_size(b) * 2);
@@ -467,6 +481,7 @@ const pg__bench_case pg__bench_cases[] = {
     {case_apply},
     {case_adamw},
     {case_rownorm},
+    {case_momentum},
     {case_convert},
     {case_binary},
     {case_scalar},

@@ -17,7 +17,7 @@ static pg_bench_sizes small_sizes(pg_dtype compute) {
 
 /* Operations that do no work on data. */
 static bool is_kernel(const char *name) {
-  static const char *const others[] = {"alloc",     "release", "synchronize", "device_info",
+  static const char *const others[] = {"alloc",     "release", "synchronize", "device_info", "join",
                                        "timestamp", "elapsed", "peak",        "workspace"};
   for (size_t i = 0; i < PG_COUNT(others); i++)
     if (!strcmp(name, others[i])) return false;
