@@ -4,6 +4,7 @@ local core = require "perigee.core"
 local p = pg.params {
   golden = "tests/golden/trajectory", data = "", head = pg.choice { "adamw", "rownorm" },
   sequences = 8, micro = 2, updates = 40, last = 40, shard = true, timeout = 60.0,
+  layers = 2, width = 32,
   fault = pg.choice { "none", "nan", "hook", "exit", "kill", "hang", "data", "stop", "signal",
     "optimizer", "save" },
   rank = 1, at = 3, every = 40, own = false,
@@ -40,8 +41,8 @@ local my_muon = pg.optim.define {
 
 return pg.recipe {
   name = "golden", seed = 3, shard_optimizer = p.shard, rank_timeout = p.timeout,
-  model = { layers = 2, width = 32, heads = 2, head_dim = 16, mlp = 128, vocab = 97, context = 16,
-    init = p.golden .. "/init.safetensors" },
+  model = { layers = p.layers, width = p.width, heads = 2, head_dim = 16, mlp = 128, vocab = 97,
+    context = 16, init = p.golden .. "/init.safetensors" },
   data = pg.data.shards { path = p.data ~= "" and p.data or p.golden },
   batch = { sequences = p.sequences, micro = p.micro > 0 and p.micro or nil },
   updates = p.updates, max_updates = p.last, log = { every = 1 },

@@ -159,7 +159,24 @@ describe("ranks", function()
     end
     assert.matches("3 ranks %(mpirun, mpi%): 2 sequences each per update, in 2 micro%-batches of 1",
       stdout)
+    for rank = 0, 2 do
+      assert.matches(("\n%d%%s+%%d+%%.%%d%%s+[%%d%%. ]+yes\n"):format(rank), stdout)
+    end
     assert.same({}, core.fs.list(folder))
+  end)
+
+  mpi_it("refuse what they cannot hold together, before they allocate", function()
+    local out, code, stdout, err = train(2, { golden = support.golden, layers = 4096,
+      width = 1 << 20 })
+    assert.equal(1, code)
+    assert.equal("", stdout)
+    local found, count = complaints(err)
+    assert.equal(2, count)
+    for rank = 0, 1 do
+      assert.matches("ENOMEM: .* GiB for each of the 2 ranks of this machine",
+        found[tostring(rank)])
+    end
+    assert.is_nil(core.fs.kind(out))
   end)
 end)
 
