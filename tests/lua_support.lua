@@ -140,10 +140,10 @@ function support.emulated()
   end
 end
 
--- busted's `it` for tests on the emulated device: names get the tag #cuda.
+-- busted's `it` for tests on the emulated device: names get the tags #cuda and #emulated.
 function support.emulated_it(it, pending)
   return function(name, f)
-    it(name .. " #cuda", function()
+    it(name .. " #cuda #emulated", function()
       if not support.emulated() then
         return pending("there is no emulated build (tests/cudaemu/check.sh)")
       end

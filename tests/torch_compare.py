@@ -56,7 +56,8 @@ def batches(folder, length, group, seed):
 
     def shuffled(count, *entropy):
         order = numpy.arange(count)
-        numpy.random.Generator(numpy.random.PCG64(numpy.random.SeedSequence(entropy))).shuffle(order)
+        bits = numpy.random.PCG64(numpy.random.SeedSequence(entropy))
+        numpy.random.Generator(bits).shuffle(order)
         return order
 
     epoch = 0

@@ -15,7 +15,8 @@ case $file in
   *) echo "tools/gpu-check: --bundle '$file': a name ending in .tar.zst or .tar.gz is allowed" >&2
     exit 2 ;;
 esac
-git rev-parse -q --verify HEAD >/dev/null || { echo "error: this is no git repository" >&2; exit 1; }
+git rev-parse -q --verify HEAD >/dev/null ||
+  { echo "error: this is no git repository" >&2; exit 1; }
 need_packages "the bundle" $PERIGEE_BUILD_PACKAGES $PERIGEE_BUNDLE_PACKAGES
 
 triplet=$(cc -dumpmachine)
@@ -95,7 +96,7 @@ for folder in /usr/include /usr/local/include \
   fi
 done
 
-glibc=$(objdump -T "$bundle"/lib/*.so.* "$bundle"/libexec/*.so.* "$bundle"/bin/{cmake,ninja,lua5.4} |
+glibc=$(objdump -T "$bundle"/lib{,exec}/*.so.* "$bundle"/bin/{cmake,ninja,lua5.4} |
   grep -oE 'GLIBC_2\.[0-9]+' | sort -uV | tail -n 1)
 packages=$(find "$bundle/lib" "$bundle/libexec" -name '*.so*' -type f -printf '%f\n' |
   while read -r f; do dpkg -S "*/$triplet/$f" 2>/dev/null || true; done | cut -d: -f1 | sort -u)
@@ -116,5 +117,6 @@ if [ "$size" -gt $limit ]; then
   exit 1
 fi
 cp "$work/archive" "$file"
-echo "$file: $((size >> 20)) MiB, for $triplet with glibc ${glibc#GLIBC_} or newer, a C++ compiler and CUDA"
+echo "$file: $((size >> 20)) MiB, for $triplet with glibc ${glibc#GLIBC_} or newer, a C++ compiler" \
+  "and CUDA"
 echo "there: tar xf ${file##*/} && perigee-gpu-check/tools/gpu-check --out gpu-check-results"

@@ -143,7 +143,9 @@ class Muon:
 
     def __init__(self, matrices, precision, compiled, lr=8e-3, mu=0.95, eps=1e-5, decay=0.1):
         self.lr, self.mu, self.eps, self.decay, self.precision = lr, mu, eps, decay, precision
-        self.direction = torch.compile(muon_direction, dynamic=False) if compiled else muon_direction
+        self.direction = muon_direction
+        if compiled:
+            self.direction = torch.compile(muon_direction, dynamic=False)
         shapes = {}
         for matrix in matrices:
             shapes.setdefault(matrix[0].shape[-2:], []).append(matrix)
@@ -167,9 +169,9 @@ class Muon:
 
     def newton_schulz_seconds(self, synchronize):
         """The share of Newton-Schulz in step."""
-        times = []
-        run = torch.compile(newton_schulz, dynamic=False) \
-            if self.direction is not muon_direction else newton_schulz
+        times, run = [], newton_schulz
+        if self.direction is not muon_direction:
+            run = torch.compile(newton_schulz, dynamic=False)
         for _ in range(4):
             start = time.perf_counter()
             for _, momentum in self.groups:
