@@ -52,7 +52,7 @@ stand_in torch <<'SH'
 cat <<JSON
 {"torch": "2", "device": "cpu", "machine": "", "threads": 1, "flops_per_token": 1000, "cases": [
   {"name": "torch $mode", "compute": "bf16", "head": "rownorm", "tokens_per_second": $speed,
-   "micro": 2, "seconds_per_update": 0.1, "peak_memory_bytes": 1073741824,
+   "sequences": 4, "micro": 2, "seconds_per_update": 0.1, "peak_memory_bytes": 1073741824,
    "parts": {"newton_schulz": 0.01}}]}
 JSON
 SH

@@ -56,10 +56,10 @@ if peak then
 end
 if #list(result.kernels, "kernels") > 0 then
   print()
-  print(("%-26s %-5s %-26s %12s %12s %7s"):format("kernel", "", "shape", "microseconds", "floor",
+  print(("%-24s %-5s %-38s %12s %12s %7s"):format("kernel", "", "shape", "microseconds", "floor",
     "ratio"))
   for _, kernel in ipairs(result.kernels.kernels) do
-    print(("%-26s %-5s %-26s %12s %12s %7s"):format(kernel.name, get(kernel, "type") or "",
+    print(("%-24s %-5s %-38s %12s %12s %7s"):format(kernel.name, get(kernel, "type") or "",
       get(kernel, "shape") or "", number("%.1f", kernel.seconds and kernel.seconds * 1e6),
       number("%.1f", get(kernel, "floor_seconds") and kernel.floor_seconds * 1e6),
       number("%.2f", get(kernel, "ratio"))))
@@ -90,7 +90,9 @@ for _, run in ipairs(result.torch) do
 end
 if #ours + #theirs > 0 then
   print()
-  print(("%-34s %10s %8s %8s %s"):format("whole updates", "tokens/s", "of peak", "GiB",
+  local any = ours[1] or theirs[1]
+  print(("whole updates of %d sequences in micro-batches of %d"):format(any.sequences, any.micro))
+  print(("%-34s %10s %8s %8s %s"):format("", "tokens/s", "of peak", "GiB",
     ("%10s"):rep(#parts):format("head", "attention", "gemm", "elementw.", "optimizer", "data wait",
       "between")))
   for _, case in ipairs(ours) do
