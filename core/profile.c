@@ -31,7 +31,8 @@ struct pg_profile {
   size_t capacity;
   int64_t stamps;
   pg_part part; /* of operations that come now */
-  bool lost;    /* memory ran out, or a time stamp failed */
+  bool lost;    /* memory ran out, or a time stamp failed: `failure` tells then */
+  char failure[512];
   pg_cost ignored;
   /* both */
   size_t count; /* events */
@@ -90,8 +91,10 @@ static bool grow(void **array, size_t count, size_t *capacity, size_t size) {
 /* The number of a new time stamp, -1 on failure. */
 static int64_t stamp(pg_context *ctx) {
   pg_profile *p = ctx->profile;
-  if (p->lost || ctx->kernels->timestamp(ctx->queue, p->stamps) < 0) {
+  if (p->lost) return -1;
+  if (ctx->kernels->timestamp(ctx->queue, p->stamps) < 0) {
     p->lost = true;
+    snprintf(p->failure, sizeof p->failure, "%s", ctx->kernels->message(ctx->queue));
     return -1;
   }
   return p->stamps++;
@@ -210,10 +213,11 @@ int pg_profile_stop(pg_context *ctx, pg_profile **out) {
   if (!p) return pg_fail(ctx, PG_ESTATE, "this context records no profile");
   const int64_t last = stamp(ctx);
   ctx->profile = NULL;
-  if (p->lost) {
-    status = pg_fail(ctx, PG_ENOMEM, "no memory for a profile of %zu operations", p->count);
+  if (p->failure[0]) {
+    status = pg_fail(ctx, PG_EDEVICE, "a time stamp of the profile failed: %s", p->failure);
     goto fail;
   }
+  if (p->lost) goto memory;
   if (!(seconds = calloc((size_t)p->stamps, sizeof *seconds))) goto memory;
   PG_LAUNCH(ctx, elapsed, p->stamps, seconds);
   p->seconds = seconds[last];

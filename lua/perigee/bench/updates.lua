@@ -63,8 +63,9 @@ end
 local function profiled(ctx, run)
   errors.try(ctx:profile_start())
   local ok, message, name = run:step()
-  local profile = errors.try(ctx:profile_stop())
-  errors.try(ok, message, name)
+  local profile, unread = ctx:profile_stop()
+  errors.try(ok, message, name) -- what failed first is told first
+  errors.try(profile, unread)
   local share, sum = {}, 0
   for part, seconds in pairs(profile.parts) do
     share[part] = seconds / profile.seconds
