@@ -68,9 +68,9 @@ int pg_cuda_momentum(pg_queue *q, double mu, bool nesterov, int64_t count, const
                      float *const *b, int64_t n, float *x, float *norm) {
   const int64_t runs = pg_blocks(n, RUN);
   void *squares = NULL;
-  if (n == 0 || count == 0) return 0;
+  if (count == 0 || (n == 0 && !x)) return 0;
   if (x && pg_cuda_scratch(q, (size_t)(count * runs) * sizeof(double), &squares) < 0) return -1;
-  for (int64_t first = 0; first < count; first += MOST) {
+  for (int64_t first = 0; n > 0 && first < count; first += MOST) {
     const int64_t some = count - first < MOST ? count - first : MOST;
     const bool wide = !x || (pg_wide_aligned(x) && (count == 1 || n % 4 == 0));
     matrices all;
