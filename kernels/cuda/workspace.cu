@@ -11,8 +11,8 @@ static int64_t taken(int64_t bytes) {
 }
 
 /* Of the operations that share it, what the greediest asks for. `momentum` takes 8 bytes for every
- * 8192 numbers of the matrices in one call: less than `sums` for what fits into Muon's 32 MiB of scratch,
- * and less than `along_rows` for one matrix that is larger. */
+ * 8192 numbers of the matrices in one call: less than `sums` for what fits into Muon's 32 MiB of
+ * scratch, and less than `along_rows` for one matrix that is larger. */
 static int64_t scratch(const pg_workload *w) {
   const int64_t blocks = pg_blocks(w->rows, pg_column_block_rows(w->rows));
   const int64_t attention = w->batch * w->heads * w->time * (int64_t)sizeof(float);
