@@ -2,6 +2,7 @@
 #include "comm.h"
 #include "optimizers/compose.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -136,5 +137,31 @@ int pg__center_rows(const pg_increment_group *group, const float *x, float *y) {
             pg__matrix_view(y, columns));
 fail:
   if (mean) pg__release(ctx, mean, bytes);
+  return status;
+}
+
+int pg__each(const pg_increment_group *group, int64_t bytes, pg__one_fn *one) {
+  pg_context *ctx = group->context;
+  void *memory = NULL;
+  int status;
+  PG_TRY(pg__alloc(ctx, (size_t)bytes, "an optimizer's scratch", &memory));
+  for (size_t i = 0; i < group->count; i++) PG_TRY(one(group, i, memory));
+fail:
+  if (memory) pg__release(ctx, memory, (size_t)bytes);
+  return status;
+}
+
+int pg__normalise(const pg_increment_group *group, bool by_column, pg_binary_op op, double floor,
+                  float *x, float *norms) {
+  pg_context *ctx = group->context;
+  const int64_t rows = group->rows, columns = group->columns;
+  const pg_view all = pg__matrix_view(x, columns);
+  const pg_view norm = by_column ? (pg_view){norms, 0, 1} : pg__per_row_view(norms);
+  int status;
+  PG_LAUNCH(ctx, reduce, PG_NORM, all, rows, columns, by_column ? 0 : 1, norms);
+  PG_LAUNCH(ctx, scalar, op, norm, fmax(floor, FLT_MIN), false, by_column ? 1 : rows,
+            by_column ? columns : 1, norm);
+  PG_LAUNCH(ctx, binary, PG_DIV, all, norm, rows, columns, all);
+fail:
   return status;
 }

@@ -21,7 +21,8 @@ describe("optimizers", function()
   it("are described", function()
     local by_name = {}
     for _, o in ipairs(core.optimizers()) do by_name[o.name] = o end
-    for _, name in ipairs { "adamw", "muon", "rownorm", "sgd", "frozen" } do
+    for _, name in ipairs { "adamw", "muon", "rownorm", "sgd", "lion", "signsgd", "scale", "rmnp",
+      "sinkgd", "moga", "frozen" } do
       assert.is_table(by_name[name], name)
       assert.are.same(by_name[name], core.optimizer(name):describe())
     end

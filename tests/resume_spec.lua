@@ -34,6 +34,12 @@ local heads = {
     return pg.optim.muon { lr = 4e-3, momentum = function(t) return 0.9 + t / 1000 end }
   end,
   sgd = function() return pg.optim.sgd { lr = 0.1, momentum = 0.9 } end,
+  lion = function() return pg.optim.lion() end,
+  signsgd = function() return pg.optim.signsgd { lr = 1e-3, beta = 0.9 } end,
+  scale = function() return pg.optim.scale { beta = 0.9 } end,
+  rmnp = function() return pg.optim.rmnp() end,
+  sinkgd = function() return pg.optim.sinkgd() end,
+  moga = function() return pg.optim.moga { base = 1, fan_in = false } end,
   frozen = function() return pg.optim.frozen() end,
   mine = function() return mine { lr = 0.1 } end,
 }
@@ -131,7 +137,8 @@ before_each(function()
 end)
 
 describe("a resume", function()
-  for _, head in ipairs { "rownorm", "projected", "adamw", "muon", "sgd", "frozen", "mine" } do
+  for _, head in ipairs { "rownorm", "projected", "adamw", "muon", "sgd", "lion", "signsgd",
+    "scale", "rmnp", "sinkgd", "moga", "frozen", "mine" } do
     it("continues exactly with " .. head .. " on the head", function()
       train(open("whole", { set = { head = head } }))
       -- 7 is within a report's interval and after the optimizers were changed.

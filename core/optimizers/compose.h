@@ -46,6 +46,17 @@ static inline pg_target pg__target(const pg_increment_group *group, size_t i) {
   return to;
 }
 
+/* One parameter's work, with the scratch memory that the descriptor's `scratch` counts. */
+typedef int pg__one_fn(const pg_increment_group *group, size_t i, float *memory);
+/* `one` for each parameter of the group, all in the same `bytes` of scratch. */
+int pg__each(const pg_increment_group *group, int64_t bytes, pg__one_fn *one);
+
+/* Rows, or with `by_column` columns, of x [group->rows, columns] over (norm op floor), where op is
+ * PG_MAX or PG_ADD. A floor below the smallest fp32 number counts as that. `norms` holds a number
+ * per row or column. */
+int pg__normalise(const pg_increment_group *group, bool by_column, pg_binary_op op, double floor,
+                  float *x, float *norms);
+
 /* y = x - mean row over all rows of the parameter, of which x [group->rows, group->columns] may be
  * a part: then the ranks add their sums over rows. y may be x. */
 int pg__center_rows(const pg_increment_group *group, const float *x, float *y);

@@ -7,6 +7,12 @@
   X(muon)                                                                                          \
   X(rownorm)                                                                                       \
   X(sgd)                                                                                           \
+  X(lion)                                                                                          \
+  X(signsgd)                                                                                       \
+  X(scale)                                                                                         \
+  X(rmnp)                                                                                          \
+  X(sinkgd)                                                                                        \
+  X(moga)                                                                                          \
   X(frozen)
 
 #define PG_DECLARE(name) extern const pg_optimizer pg__##name##_optimizer;

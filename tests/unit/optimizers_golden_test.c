@@ -10,15 +10,27 @@ static void read_golden(const json_t *array, double *out) {
 }
 
 TEST(golden_cases) {
+  /* `size`: no element of an increment exceeds size * lr; `roundings`: by how many U of that it is
+   * off at most. Rows of length 1 and the like take some 20. Muon's are five steps, each times up
+   * to 3.4 in directions that start small; these start at 0.4 and more. Each of SinkGD's ten
+   * normalisations at most doubles what the numbers were off by, and adds three roundings. */
   const struct {
     const char *name, *optimizer;
-    double lr, weight_decay;
-    int project;
-  } cases[] = {{"adamw_paper", "adamw", 4e-3, 0.1, 0},
-               {"muon_paper", "muon", 8e-3, 0.1, 0},
-               {"rownorm_paper_proj_none", "rownorm", 3.2e-3, 0, 0},
-               {"rownorm_paper_proj_outer", "rownorm", 3.2e-3, 0, 1},
-               {"rownorm_paper_proj_both", "rownorm", 3.2e-3, 0, 2}};
+    double lr, weight_decay, size, roundings;
+    struct {
+      const char *name;
+      double value;
+    } hyper;
+  } cases[] = {{"adamw_paper", "adamw", 4e-3, 0.1, 1.5, 20, {0}},
+               {"muon_paper", "muon", 8e-3, 0.1, 1.5, 66, {0}},
+               {"rownorm_paper_proj_none", "rownorm", 3.2e-3, 0, 1.5, 20, {0}},
+               {"rownorm_paper_proj_outer", "rownorm", 3.2e-3, 0, 1.5, 20, {"project", 1}},
+               {"rownorm_paper_proj_both", "rownorm", 3.2e-3, 0, 1.5, 20, {"project", 2}},
+               {"lion", "lion", 1e-4, 0, 1, 2, {0}},
+               {"scale_lm_head", "scale", 1e-3, 0, 1.74, 20, {"beta", 0.9}},
+               {"rmnp", "rmnp", 4e-3, 0, 1.16, 20, {0}},
+               {"sinkgd_paper", "sinkgd", 1e-3, 0, 2, 3 * 1023, {0}},
+               {"moga_p2_hidden", "moga", 1e-2, 0.1, 11.6, 20, {0}}};
   json_t *root = NULL;
   CHECK(pg__json_load(ctx, PG_TEST_DIR "/golden/optimizers.json", 0, &root) == 0, "%s",
         pg_context_message(ctx));
@@ -29,7 +41,7 @@ TEST(golden_cases) {
     double x[12];
     set(&j, "lr", cases[c].lr);
     CHECK(get(&j, "weight_decay", 0) == cases[c].weight_decay, "the default is the paper's");
-    if (cases[c].project) set(&j, "project", cases[c].project);
+    if (cases[c].hyper.name) set(&j, cases[c].hyper.name, cases[c].hyper.value);
     read_golden(json_object_get(root, "W0"), x);
     write_doubles(j.w[0], x);
     for (int n = 1; n <= 2; n++) {
@@ -38,10 +50,9 @@ TEST(golden_cases) {
       increment(&j, cases[c].lr);
       apply(&j, cases[c].lr);
       read_golden(json_object_get(golden, n == 1 ? "W1" : "W2"), x);
-      /* |w| <= 0.21: the start and each update round w three times. Increments are at most 1.5 lr
-       * per element and off by some 20 U of that; Muon's by 100 U (five steps, each times up to
-       * 3.4 in directions that start small; these start at 0.4 and more). */
-      double bar = 0.21 * (1 + 3 * n) * U + cases[c].lr * n * (c == 1 ? 100 : 30) * U;
+      /* |w| starts at 0.2; the start and each update round it three times. */
+      double step = cases[c].lr * cases[c].size;
+      double bar = ((0.2 + step * n) * (1 + 3 * n) + step * n * cases[c].roundings) * U;
       check_matrix(cases[c].name, j.w[0], x, bar);
     }
     job_free(&j);
