@@ -34,7 +34,7 @@ int PG_CPU(elapsed)(pg_queue *q, int64_t count, double *seconds) {
 
 static float rounds(float start) {
   pg_vector sum[SUMS], factor = PG_VECTOR_SET(0.5f), term = PG_VECTOR_SET(start), all = {0};
-  float out[PG_WIDTH];
+  float out[PG_WIDTH] = {0};
   for (int i = 0; i < SUMS; i++) sum[i] = PG_VECTOR_SET(start + (float)i);
   for (int r = 0; r < ROUNDS; r++)
     for (int i = 0; i < SUMS; i++) sum[i] = PG_VECTOR_FMA(sum[i], factor, term);
