@@ -139,18 +139,89 @@ describe("a live run", function()
     assert.matches("cannot be shown: time limit", r.text)
     r = exchange(run, client, "for i = ")
     assert.is_false(r.ok)
+    -- The keys and the values of a table that a tab completes are code as well.
+    client:ask("slow = setmetatable({}, { __names = function() return { 'a' } end, "
+      .. "__index = function() while true do end end })")
+    client.channel:send { id = 90, complete = "slow.a." }
+    client.channel:send { id = 91, complete = "run:st" }
+    local before = core.clock()
+    local at = run.update
+    runs.inner(run).attached:pump()
+    client:answer()
+    assert.is_true(core.clock() - before < 5)
+    assert.equal(91, client.completed.id)
+    assert.equal(at, run.update)
     -- A flood that nobody reads.
     local flood = connect(out)
     exchange(run, flood, "limit(0.3)")
     flood:ask "while true do print(('x'):rep(1000)) end"
     run:step()
     assert.equal("2\n", exchange(run, client, "1 + 1").text)
-    assert.equal("cut off after 0.3 s (time limit)", attach_lines(out)[11]["attach/error"])
+    assert.equal("cut off after 0.3 s (time limit)", attach_lines(out)[12]["attach/error"])
     assert.equal(12, run.update)
     local socket = assert(core.socket.connect(support.json(out .. "/attach.json").socket))
     socket:send "this is no JSON\n"
     assert.is_nil(run:step())
     assert.equal("finished", run.status)
+  end)
+
+  it("is not ended by os.exit and waits for no input", function()
+    local run <close>, out = open()
+    local client = connect(out)
+    for code, part in pairs { ["os.exit()"] = "Ctrl%-D leaves", ["io.read()"] = "no input",
+      ["for _ in io.lines() do end"] = "no input", ["io.stdin:read('a')"] = "no input",
+      ["io.input():read('a')"] = "no input" } do
+      client:ask(code)
+      runs.inner(run).attached:pump()
+      local r = client:answer()
+      assert.is_false(r.ok, code)
+      assert.matches(part, r.text)
+    end
+    local file = support.write(folder .. "/two-lines", "one\ntwo\n")
+    assert.equal("number\n", exchange(run, client, "type(os.time())").text)
+    assert.equal("one\n", exchange(run, client, ("io.lines(%q)()"):format(file)).text)
+  end)
+
+  it("sends long results, refuses longer ones and takes commands in pieces", function()
+    local run <close>, out = open { updates = 40 }
+    local client = connect(out)
+    -- pump() for the run, answer() for the client, until the answer is whole.
+    local function whole(code)
+      client:ask(code)
+      for _ = 1, 4000 do
+        client.channel:flush()
+        runs.inner(run).attached:pump()
+        local r = client:answer()
+        if r then return r end
+      end
+    end
+    assert.equal(6 << 20, #whole("setmetatable({}, { __tostring = function() "
+      .. "return ('y'):rep((6 << 20) - 1) end })").text)
+    local r = whole("setmetatable({}, { __tostring = function() return ('y'):rep(9 << 20) end })")
+    assert.is_false(r.ok)
+    assert.matches("the message has %d+ bytes, at most 8388608", r.text)
+    r = whole("return #'" .. ("z"):rep(1 << 20) .. "'")
+    assert.equal((1 << 20) .. "\n", r.text)
+    local sent, problem = client.channel:send { id = 1, run = ("z"):rep(9 << 20) }
+    assert.is_nil(sent)
+    assert.matches("at most 8388608 are sent", problem)
+    assert.equal("2\n", whole("1 + 1").text)
+  end)
+
+  it("removes sockets that nobody has, also of its own number", function()
+    local first <close>, out = open()
+    local path = support.json(out .. "/attach.json").socket
+    local stale = path:gsub("%d+%.sock$", "900001.sock")
+    assert(os.execute(("python3 -c 'import socket, sys; socket.socket(socket.AF_UNIX).bind("
+      .. "sys.argv[1])' %s"):format(stale)))
+    assert.is_true(core.fs.exists(stale))
+    local second <close>, _ = open()
+    assert.is_false(core.fs.exists(stale))
+    assert.is_true(core.fs.exists(path))
+    local client = connect(out)
+    assert.equal("1\n", exchange(first, client, "1").text)
+    assert.equal(1, client.hello.client) -- nobody knocked before
+    assert.equal("running", second.status)
   end)
 
   it("notices a client that dies in the middle of a command", function()
@@ -240,6 +311,34 @@ describe("changes by clients", function()
       assert.matches(part, r.text)
     end
     assert.equal(0, #runs.inner(run).changes)
+  end)
+
+  it("are kept as they were given", function()
+    local run <close>, _ = open()
+    local given = { betas = { 0.8, 0.9 } }
+    run:set_optimizer("head", pg.optim.adamw { lr = 1e-3 })
+    run:set("head", given)
+    given.betas[1], given.lr = 7, 7
+    assert.same({ betas = { 0.8, 0.9 } }, runs.inner(run).changes[2].set)
+    run:step()
+    assert.equal("running", run.status)
+  end)
+
+  it("leave a hook alone that a signal to the run interrupts", function()
+    local run, out = open(nil, { signals = true })
+    local client = connect(out)
+    core.signals.install()
+    exchange(run, client, ("hook(function() os.execute('kill -TERM %d') while true do end end)")
+      :format(core.host().pid))
+    run:step()
+    client:answer()
+    core.signals.uninstall()
+    core.signals.clear()
+    assert.equal("stopped", run.status)
+    assert.equal("SIGTERM", run.reason)
+    assert.equal("", client.output)
+    for _, line in ipairs(attach_lines(out)) do assert.is_nil(line["attach/hook"]) end
+    run:close()
   end)
 
   it("save, and stop as planned", function()
@@ -338,6 +437,9 @@ describe("a program that is attached to", function()
         support.program, out))
       assert.equal('{"ok": true, "values": [true]}\n{"ok": true, "values": []}\n', text)
       assert.equal(1, (attach(out, "error('x')")))
+      -- More than one message holds: cut anywhere but within characters.
+      local long = select(2, attach(out, "print(('ä€'):rep(1 << 21))"))
+      assert.is_true(long == ("ä€"):rep(1 << 21) .. "\n", #long)
       attach(out, "run:stop()")
       assert.equal(0, ended(out).exit_code)
       for _ = 1, 200 do
@@ -384,7 +486,7 @@ describe("a program that is attached to", function()
     assert.equal(0, code, err)
     for _, text in ipairs { "set('head', { lr = 1 })", "pause()", "run:validate { tokens = 64 }",
       "run:hilbert(run:panel(64))", "what_if(pg.optim.adamw {})",
-      "run:edit('lm_head.weight', function() end)" } do
+      "run:edit('lm_head.weight', function() end)", "hook(function() end)" } do
       code, _, err = attach(out, text)
       assert.equal(1, code)
       assert.is_true(support.one_line(err, "rank"), err)

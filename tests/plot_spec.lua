@@ -81,12 +81,24 @@ describe("plots are drawn", function()
     assert.is_nil(shown:find("\27", 1, true))
   end)
 
+  it("as wide as the terminal of the person who asked", function()
+    local prompt = require("perigee.repl.workspace").new { out = function() end }
+    for _, columns in ipairs { 50, 90 } do
+      prompt.columns = columns
+      local text = prompt:run("plot { 1, 4, 9 }").values[1].text
+      local widest = 0
+      for line in text:gmatch "[^\n]+" do widest = math.max(widest, utf8.len(line)) end
+      assert.is_true(widest <= columns - 1 and widest > columns - 12, widest)
+    end
+  end)
+
   it("into files of three formats", function()
     local starts = { svg = "<?xml", pdf = "%PDF", png = "\137PNG" }
     for format, start in pairs(starts) do
-      local code, _, err = eval(("plot { scatter = inc, file = 'x.%s', title = 'x' }"):format(
+      local code, shown, err = eval(("plot { scatter = inc, file = 'x.%s', title = 'x' }"):format(
         format))
       assert.equal(0, code, err)
+      assert.equal(("written to %s/x.%s\n"):format(folder, format), shown)
       assert.equal(start, support.read(folder .. "/x." .. format):sub(1, #start))
     end
     -- Labels are texts of the picture.

@@ -78,6 +78,28 @@ describe("perigee repl in a terminal", function()
     assert.equal(0, code, shown .. err)
   end)
 
+  it("completes a run and a model without making them", function()
+    local view = require "perigee.repl.view"
+    local workspace = require "perigee.repl.workspace"
+    local ctx <close> = assert(core.context { threads = 1 })
+    local prompt = workspace.new { ctx = ctx, out = function() end }
+    local opened = prompt:add(view.open(ctx, out))
+    local function shown(line) return select(2, prompt:complete(line)) end
+    assert.equal("validate  validation_tokens", shown "run:validat")
+    assert.equal("idat", (prompt:complete "a.run:val"))
+    assert.matches("last_checkpoint", shown "a.run.")
+    assert.matches("parameters", shown "runs[1].model:")
+    assert.equal("ue", (prompt:complete "head.val"))
+    assert.equal("dates", (prompt:complete "embedding.up"))
+    assert.is_nil(opened._run)
+    assert.is_nil(opened._model)
+    -- What exists is looked at itself.
+    local made = opened.model
+    assert.equal("lue", (prompt:complete "head.va"))
+    assert.equal(made, opened._model)
+    made:close()
+  end)
+
   it("comes back from a loop, from pcall around one, from a coroutine and from the core", function()
     local script = { "< > " }
     for _, text in ipairs {
@@ -97,6 +119,24 @@ describe("perigee repl in a terminal", function()
     end
     local code, shown, err = terminal(script, { "repl", out })
     assert.equal(0, code, shown .. err)
+  end)
+
+  it("cuts off the work of every context there is, and of none afterwards", function()
+    local contexts = {}
+    for i = 1, 70 do contexts[i] = assert(core.context { threads = 1 }) end
+    local matrix = core.tensor(contexts[70], { { 1, 2 }, { 3, 5 } })
+    local ok, message
+    core.guard({ seconds = 0.02 }, function()
+      -- Few enough instructions that the count hook does not end it before the core is asked.
+      local started = core.clock()
+      repeat local _ = ("x"):rep(1 << 24) until core.clock() - started > 0.3
+      ok, message = core.diameter(matrix)
+    end)
+    assert.is_nil(ok)
+    assert.matches("cancelled", message)
+    assert.is_number(assert(core.diameter(matrix)).value)
+    matrix:close()
+    for _, ctx in ipairs(contexts) do ctx:close() end
   end)
 
   it("leaves at SIGTERM", function()

@@ -236,7 +236,7 @@ void pgl_open_system(lua_State *L);
 void pgl_signals_forget(pg_context *ctx);
 bool pgl_signals_pending(void);
 /* Contexts that a guarded call cancels when it is cut off (guard.c). */
-void pgl_guard_know(pg_context *ctx);
+bool pgl_guard_know(pg_context *ctx); /* false: no memory */
 void pgl_guard_forget(pg_context *ctx);
 void pgl_guard_signal(void);        /* in the signal handler */
 int pgl_guard_cut(void);            /* not 0: the guarded call in progress must end */

@@ -36,7 +36,7 @@ static int context_new(lua_State *L) {
   int status = pg_context_new(&options, &ctx, message, sizeof message);
   if (status < 0) return pgl_fail_text(L, status, message);
   o->resource = ctx;
-  pgl_guard_know(ctx);
+  if (!pgl_guard_know(ctx)) return pgl_fail_text(L, PG_ENOMEM, "no memory to know of a context");
   return 1;
 }
 

@@ -1,8 +1,9 @@
 /* core.guard: a call that can be cut off, by a signal, a time limit or the client of a socket that
- * goes away. Lua code is stopped by a count hook, which coroutines made meanwhile inherit; a long
- * operation of the core by the cancel flag of every context. Time and client are watched by a
- * thread of their own, so that the process needs no timer signal. What polls neither (a program
- * that was started, one string function) goes on until it returns.
+ * goes away. Lua code is stopped by a count hook, which coroutines made meanwhile inherit (one
+ * that was made before is not stopped); a long operation of the core by the cancel flag of every
+ * context. Time and client are watched by a thread of their own, so that the process needs no timer
+ * signal. What polls neither (a program that was started, one string function) goes on until it
+ * returns.
  *
  * core.uninterrupted keeps a change whole: what cuts off waits until its end. */
 #include "bind.h"
@@ -12,6 +13,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -22,11 +24,16 @@ static const char *const reasons[] = {NULL, "interrupted", "time limit", "client
 
 /* Lua instructions between two looks at the flags: some 20 us. */
 #define COUNT 4096
-#define CONTEXTS 64
+#define SLOTS 64
 
-/* Contexts alive. The lock keeps one from being freed while the watching thread cancels it; the
- * signal handler reads without it, and runs while no slot is being freed by its own thread. */
-static _Atomic(pg_context *) contexts[CONTEXTS];
+/* Contexts alive, in blocks that stay for as long as the process. The lock keeps a context from
+ * being freed while the watching thread cancels it; the signal handler reads without it, and runs
+ * while no slot is being freed by its own thread. */
+typedef struct block {
+  _Atomic(pg_context *) contexts[SLOTS];
+  _Atomic(struct block *) next;
+} block;
+static block first;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* The call in progress; one at a time in a process. */
@@ -44,38 +51,54 @@ static double monotonic(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-void pgl_guard_know(pg_context *ctx) {
-  for (size_t i = 0; i < CONTEXTS; i++) {
-    pg_context *none = NULL;
-    if (atomic_compare_exchange_strong(&contexts[i], &none, ctx)) return;
+/* Put `to` in the place of `from`; false when `from` is nowhere. */
+static bool replace(block *b, pg_context *from, pg_context *to) {
+  for (; b; b = atomic_load(&b->next))
+    for (size_t i = 0; i < SLOTS; i++) {
+      pg_context *expected = from;
+      if (atomic_compare_exchange_strong(&b->contexts[i], &expected, to)) return true;
+    }
+  return false;
+}
+
+bool pgl_guard_know(pg_context *ctx) {
+  if (replace(&first, NULL, ctx)) return true;
+  block *more = calloc(1, sizeof *more), *last = &first, *none = NULL;
+  if (!more) return false;
+  atomic_store(&more->contexts[0], ctx);
+  while (!atomic_compare_exchange_strong(&last->next, &none, more)) {
+    last = none;
+    none = NULL;
   }
+  return true;
 }
 
 void pgl_guard_forget(pg_context *ctx) {
   pthread_mutex_lock(&lock);
-  for (size_t i = 0; i < CONTEXTS; i++) {
-    pg_context *same = ctx;
-    if (atomic_compare_exchange_strong(&contexts[i], &same, NULL)) break;
-  }
+  replace(&first, ctx, NULL);
   pthread_mutex_unlock(&lock);
 }
 
 static void for_contexts(void (*act)(pg_context *ctx)) {
-  for (size_t i = 0; i < CONTEXTS; i++) {
-    pg_context *ctx = atomic_load(&contexts[i]);
-    if (ctx) act(ctx);
-  }
+  for (block *b = &first; b; b = atomic_load(&b->next))
+    for (size_t i = 0; i < SLOTS; i++) {
+      pg_context *ctx = atomic_load(&b->contexts[i]);
+      if (ctx) act(ctx);
+    }
 }
 
 void pgl_guard_signal(void) {
   if (atomic_load(&call.active) && !atomic_load(&call.masked)) for_contexts(pg_context_cancel);
 }
 
-int pgl_guard_cut(void) {
-  if (!atomic_load(&call.active)) return CUT_NONE;
+static int cut_now(void) {
   int cut = atomic_load(&call.cut);
   if (!cut && pgl_signals_pending()) cut = CUT_SIGNAL;
   return cut;
+}
+
+int pgl_guard_cut(void) {
+  return atomic_load(&call.active) ? cut_now() : CUT_NONE;
 }
 
 void pgl_guard_check(lua_State *L) {
@@ -209,10 +232,11 @@ static int guard(lua_State *L) {
   int cut = CUT_NONE;
   if (outer) {
     stop_watching();
-    cut = pgl_guard_cut();
+    /* A signal cancels nothing from here on; what one has cancelled before goes on. */
     atomic_store(&call.active, false);
+    cut = cut_now();
     lua_sethook(L, hook, mask, count);
-    if (cut) for_contexts(pg_context_resume);
+    for_contexts(pg_context_resume);
   }
   if (status == LUA_OK) {
     lua_pushboolean(L, true);

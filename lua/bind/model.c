@@ -374,6 +374,10 @@ static const luaL_Reg functions[] = {{"model", model_new},
 
 void pgl_open_model(lua_State *L) {
   pgl_define(L, &pgl_model_kind, methods);
+  luaL_getmetatable(L, pgl_model_kind.type);
+  lua_getfield(L, -1, "__index");
+  lua_setfield(L, -3, "model_methods");
+  lua_pop(L, 1);
   luaL_newmetatable(L, PGL_PARAMETER);
   luaL_setfuncs(L, parameter_meta, 0);
   lua_pop(L, 1);

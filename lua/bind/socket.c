@@ -145,10 +145,27 @@ static int socket_connect(lua_State *L) {
   return 1;
 }
 
+/* abandoned(path) -> true when nobody has the socket in this file any more. A datagram socket is
+ * refused by its kind when somebody does, so that a listener there never notices. */
+static int socket_abandoned(lua_State *L) {
+  const char *path = pgl_string(L, 1, "path");
+  struct sockaddr_un address;
+  lua_settop(L, 1);
+  const int failed = set_address(L, &address, path);
+  if (failed) return failed;
+  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return pgl_fail_errno(L, errno, "look at", path);
+  const bool refused =
+      connect(fd, (struct sockaddr *)&address, sizeof address) != 0 && errno == ECONNREFUSED;
+  close(fd);
+  lua_pushboolean(L, refused);
+  return 1;
+}
+
 /* s:receive() -> what has arrived, "" when nothing has, nil at the end */
 static int socket_receive(lua_State *L) {
   unix_socket *s = check_socket(L, 1);
-  char buffer[1 << 14];
+  char buffer[1 << 16];
   ssize_t got = recv(s->fd, buffer, sizeof buffer, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
     lua_pushliteral(L, "");
@@ -199,11 +216,9 @@ static const luaL_Reg methods[] = {{"accept", socket_accept},
                                    {"send", socket_send},
                                    {"close", socket_close},
                                    {NULL, NULL}};
-static const luaL_Reg functions[] = {{"folder", socket_folder},
-                                     {"listen", socket_listen},
-                                     {"connect", socket_connect},
-                                     {"wait", socket_wait},
-                                     {NULL, NULL}};
+static const luaL_Reg functions[] = {{"folder", socket_folder},   {"listen", socket_listen},
+                                     {"connect", socket_connect}, {"abandoned", socket_abandoned},
+                                     {"wait", socket_wait},       {NULL, NULL}};
 
 void pgl_open_socket(lua_State *L) {
   luaL_newmetatable(L, PGL_SOCKET);

@@ -49,11 +49,18 @@ function methods.step(handle)
   error(result, 0)
 end
 
+-- True while code of a client runs, a command or a hook: rank 0 alone does, while the others wait
+-- for its next step.
+local function alone(run)
+  local attached = run.attached
+  return run.world > 1 and attached ~= nil and (attached.serving or attached.hooking) or false
+end
+
 -- End after this update, as planned: the interval is reported and a final checkpoint saved.
 function methods.stop(handle, reason)
   local run = open_run(handle)
   reason = reason == nil and "run:stop" or check.string(nil, "reason", reason)
-  if run.world > 1 and run.attached and run.attached.serving then
+  if alone(run) then
     run.attached.stop = reason -- the ranks agree on it after the next update
   else
     run.stop_reason = reason
@@ -71,12 +78,10 @@ function methods.checkpoint(handle)
     errors.misuse("the run is in memory, its directory is left alone: save(\"FOLDER\") writes a "
       .. "checkpoint elsewhere")
   end
-  local alone = run.world > 1 and run.attached and run.attached.serving
-  if (run.status ~= "running" or run.line_written) and not alone then
-    return core.uninterrupted(run.save_checkpoint, run)
-  end
+  local complete = run.status ~= "running" or run.line_written
+  if complete and not alone(run) then return core.uninterrupted(run.save_checkpoint, run) end
   run.save_requested = true
-  return checkpoints.path(run.out, alone and run.update + 1 or run.update)
+  return checkpoints.path(run.out, complete and run.update + 1 or run.update)
 end
 
 -- ---- logging and saving ----------------------------------------------------------------------
@@ -179,9 +184,8 @@ function methods.parameter(handle, name)
     check.show(name), keys.nearest(name:sub(1, 80), known))
 end
 
--- A client of a live run is served by rank 0 alone, while the others wait for its next step.
 local function together(run, what)
-  if run.world > 1 and run.attached and run.attached.serving then
+  if alone(run) then
     errors.misuse("%s needs all %d ranks: a client runs on rank 0 alone", what, run.world)
   end
 end
@@ -211,8 +215,9 @@ end
 function methods.set(handle, selector, changes)
   local run = open_run(handle)
   check.table(nil, "run:set", changes, "hyperparameters, as { lr = 1e-3 }")
-  local parts = {}
+  local parts, own = {}, {} -- own: the caller may change its table later
   for name, value in pairs(changes) do
+    own[name] = type(value) == "table" and table.move(value, 1, #value, 1, {}) or value
     if type(value) == "function" then
       errors.misuse("run:set: %s is a function, which a checkpoint cannot hold: give a number",
         tostring(name))
@@ -225,9 +230,9 @@ function methods.set(handle, selector, changes)
   local names = run:select(selector)
   together(run, "run:set")
   core.uninterrupted(function()
-    run:change_hypers(names, changes)
+    run:change_hypers(names, own)
     table.insert(run.changes, { update = run.update, parameters = core.json.array(names),
-      set = changes })
+      set = own })
     run:changed(("%s: %s"):format(named(names), table.concat(parts, ", ")))
   end)
 end

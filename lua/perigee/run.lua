@@ -47,6 +47,8 @@ local function known_names()
   return names
 end
 
+runs.names = known_names
+
 local function read_field(handle, key)
   if methods[key] then return methods[key] end
   if not fields[key] then

@@ -55,14 +55,19 @@ function names.of(server, client)
   -- hook(pg.every(10, f)), hook(f): from the next update on. A hook from here that fails, or works
   -- longer than the time limit, is removed; training goes on.
   function api.hook(item)
+    if run.world > 1 then
+      errors.misuse("hook: it would run on rank 0 alone, without the other %d ranks", run.world - 1)
+    end
     local made = one_hook(item)
     local meta = getmetatable(made.action)
     if type(meta) == "table" and meta.prepare then made.action:prepare(handle) end
     local index = #run.spec.hooks + 1
     local action, limit = made.action, client.limit
     made.action = function(r)
+      server.hooking = true
       local ok, problem, _, reason = core.guard({ seconds = limit }, function() action(r) end)
-      if ok then return end
+      server.hooking = false
+      if ok or reason == "interrupted" then return end -- a signal to the run is no fault of it
       made.removed = true
       local text = ("hook %d was removed: %s"):format(index, reason or errors.text(problem))
       server:record { { "attach/update", run.update }, { "attach/hook", index },

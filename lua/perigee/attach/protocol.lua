@@ -2,7 +2,7 @@
 -- between lines, as the key ^C sends, asks to end the command that runs.
 --
 --   from the client                          from the run
---   { id, run = code, seconds, json }        { id, began = true }, { output = text } …,
+--   { id, run = code, columns, json }        { id, began = true }, { output = text } …,
 --                                            { id, result = { ok, text | json, error, … } }
 --   { id, complete = line }                  { id, insert, show }
 --                                            { hello = { … } } at first, { over = text } at the end
@@ -10,14 +10,16 @@ local core = require "perigee.core"
 
 local protocol = {}
 
-local longest = 1 << 24 -- bytes of one message
-local most_waiting = 1 << 23 -- bytes that a client has not read
+local longest = 1 << 23 -- bytes of one message
+local most_waiting = 1 << 23 -- bytes that a client has not read, before one more message
 
 local Channel = {}
 Channel.__index = Channel
 
 function protocol.channel(socket)
-  return setmetatable({ socket = socket, received = "", waiting = {}, size = 0 }, Channel)
+  return setmetatable({ socket = socket, waiting = {}, size = 0,
+    pieces = {}, held = 0, -- of a line that has not arrived whole
+    fresh = "", at = 1 }, Channel) -- fresh: what arrived last, from byte `at` on not looked at
 end
 
 function Channel:close()
@@ -39,43 +41,63 @@ function Channel:flush()
   end
 end
 
--- Queue a message. A client that does not read what it asked for is given up.
+-- Queue a message; nil and a text when it is too long for the other end. A client that does not
+-- read what it asked for is given up.
 function Channel:send(message)
-  if self.gone then return end
+  if self.gone then return true end
   local text = core.json.encode(message) .. "\n"
+  if #text > longest then
+    return nil, ("the message has %d bytes, at most %d are sent: take a part, or write a file")
+      :format(#text, longest)
+  end
+  local before = self.size
   self.waiting[#self.waiting + 1] = text
   self.size = self.size + #text
   self:flush()
-  if self.size > most_waiting then self.gone = true end
+  if before > most_waiting and self.size > most_waiting then self.gone = true end
+  return true
 end
 
--- The next message as a table; nil when there is none yet. Marks the channel at its end.
+-- The next whole line of what has arrived, without the key ^C sent before it; nil when there is
+-- none yet.
+local function next_line(self)
+  local stop = self.fresh:find("\n", self.at, true)
+  local part = self.fresh:sub(self.at, (stop or 0) - 1)
+  if part ~= "" then
+    self.pieces[#self.pieces + 1] = part
+    self.held = self.held + #part
+  end
+  if self.held > longest then self.gone = true end
+  if not stop then
+    self.fresh, self.at = "", 1
+    return nil
+  end
+  local line = table.concat(self.pieces)
+  self.pieces, self.held, self.at = {}, 0, stop + 1
+  return (line:gsub("^\3+", ""))
+end
+
+-- The next message as a table; nil when there is none yet: it reads once at most, since training
+-- waits. Marks the channel at its end.
 function Channel:receive()
   if self.gone then return nil end
-  local line, rest = self.received:match("^\3*([^\n]*)\n(.*)$")
+  local line = next_line(self)
   if not line then
     local text = self.socket:receive()
     if text == nil then
       self.gone = true
       return nil
     end
-    if text == "" then return nil end
-    self.received = self.received .. text
-    if #self.received > longest then
-      self.gone = true
-      return nil
-    end
-    return self:receive()
+    self.fresh = text
+    line = next_line(self)
   end
-  -- Asked to end before it began.
-  local cancelled = rest:sub(1, 1) == "\3"
-  self.received = rest
+  if self.gone or not line then return nil end
   local message = core.json.decode(line)
   if type(message) ~= "table" then
     self.gone = true
     return nil
   end
-  message.cancelled = cancelled or nil
+  message.cancelled = self.fresh:byte(self.at) == 3 or nil -- asked to end before it began
   return message
 end
 

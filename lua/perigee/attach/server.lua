@@ -21,12 +21,12 @@ local most_clients = 16
 
 local opened = 0 -- in this process
 
--- Sockets that killed processes left behind.
+-- Sockets that killed processes left behind, perhaps one with this process's number.
 local function sweep(folder)
   if core.fs.kind(folder) ~= "directory" then return end
   for _, name in ipairs(core.fs.list(folder) or {}) do
-    local pid = name:match("^(%d+)%-%d+%.sock$")
-    if pid and not core.fs.exists("/proc/" .. pid) then core.fs.remove(folder .. "/" .. name) end
+    local path = folder .. "/" .. name
+    if name:find("^%d+%-%d+%.sock$") and core.socket.abandoned(path) then core.fs.remove(path) end
   end
 end
 
@@ -62,11 +62,19 @@ end
 
 -- ---- clients -------------------------------------------------------------------------------
 
+local piece = 1 << 20 -- bytes of a printed text in one message
+
 -- What a command prints, at once. A client that does not read holds up its own command only until
 -- the time limit.
 local function output(client, text)
   local channel = client.channel
-  channel:send { output = utf8.len(text) and text or show.quoted(text, #text) }
+  text = utf8.len(text) and text or show.quoted(text, #text)
+  local at = 1
+  repeat
+    local stop = at + piece <= #text and utf8.offset(text, 0, at + piece) or #text + 1
+    channel:send { output = text:sub(at, stop - 1) }
+    at = stop
+  until at > #text
   while channel.size > 1 << 16 and not channel.gone do
     core.socket.wait({}, 0.02, { channel.socket })
     channel:flush()
@@ -84,7 +92,7 @@ function Server:greet(socket)
     client.channel:close()
     return
   end
-  client.workspace = workspace.new { ctx = run.ctx, functions = names.of(self, client),
+  client.workspace = workspace.new { ctx = run.ctx, functions = names.of(self, client), live = true,
     out = function(text) output(client, text) end }
   client.workspace:add(view.of_run(run.handle))
   self.clients[#self.clients + 1] = client
@@ -136,6 +144,15 @@ local function printable(text, most)
   return utf8.len(text) and text or show.quoted(text, #text)
 end
 
+-- Around code of a client.
+function Server:enter()
+  self.changes, self.serving = {}, true
+  self.run.saved_update = nil -- whatever it changes: what was saved may not hold any more
+  self.run.busy = true
+end
+
+function Server:leave() self.run.busy, self.serving = false, false end
+
 -- Run one command and answer it. What it did is recorded: its text, how it ended, its changes.
 function Server:serve(client, message)
   local run = self.run
@@ -146,10 +163,9 @@ function Server:serve(client, message)
     return
   end
   client.channel:send { id = message.id, began = true }
+  client.workspace.columns = math.type(message.columns) == "integer" and message.columns or nil
   local limits = { seconds = client.limit, socket = client.channel.socket }
-  self.changes, self.serving = {}, true
-  run.saved_update = nil -- whatever the command changes: what was saved may not hold any more
-  run.busy = true
+  self:enter()
   local outcome = client.workspace:run(code, limits)
   local result
   if outcome == "incomplete" then
@@ -163,18 +179,26 @@ function Server:serve(client, message)
     result = { ok = outcome.ok, text = client.workspace:shown(outcome, limits) }
     if not utf8.len(result.text) then result.text = show.quoted(result.text, #result.text) end
   end
-  run.busy = false
-  self.serving = false
+  self:leave()
   self:record { { "attach/update", run.update }, { "attach/client", client.number },
     { "attach/command", printable(code, 4000) }, { "attach/ok", outcome.ok },
     { "attach/error", not outcome.ok and printable(outcome.error, 1000) or nil },
     { "attach/changes", #self.changes > 0 and core.json.array(self.changes) or nil } }
   result.reason, result.values = outcome.reason, outcome.ok and outcome.values.n or nil
-  client.channel:send { id = message.id, result = result }
+  local sent, problem = client.channel:send { id = message.id, result = result }
+  if not sent then
+    client.channel:send { id = message.id, result = { ok = false, error = problem,
+      text = problem .. "\n", json = message.json and show.json { ok = false, error = problem }
+        or nil } }
+  end
 end
 
-local function complete(client, message)
-  local insert, list = client.workspace:complete(tostring(message.complete))
+-- For the tab key of somebody who does not wait long.
+function Server:complete(client, message)
+  self:enter()
+  local insert, list = client.workspace:complete(tostring(message.complete),
+    { seconds = math.min(client.limit, 1), socket = client.channel.socket })
+  self:leave()
   client.channel:send { id = message.id, insert = insert, show = list }
 end
 
@@ -187,7 +211,7 @@ local function answer(self, client)
     if type(message.run) == "string" then
       self:serve(client, message)
     elseif message.complete then
-      complete(client, message)
+      self:complete(client, message)
     else
       client.channel.gone = true
       return
@@ -232,7 +256,8 @@ end
 function Server:pump()
   local ok, problem = pcall(serve_all, self)
   if ok then return end
-  self.run.busy, self.serving, self.paused = false, false, nil
+  self:leave()
+  self.paused = nil
   self.run.console:note("attach: " .. errors.text(problem))
   for _, client in ipairs(self.clients) do client.channel:close() end
   self.clients = {}

@@ -1,6 +1,7 @@
 -- Completion at the prompt: names, fields along chains of `.`, `:` and `[1]`, and tokens inside
 -- tok "…". Only what can be looked at without running code of the user is followed: fields of
--- tables, methods of userdata, and objects whose metatable lists their names (__names).
+-- tables, methods of userdata, and objects whose metatable lists their names (__names). What is
+-- expensive to make is not made for its names: __peek gives a stand-in.
 local core = require "perigee.core"
 local show = require "perigee.repl.print"
 
@@ -10,7 +11,7 @@ local keywords = { "and", "break", "do", "else", "elseif", "end", "false", "for"
   "goto", "if", "in", "local", "nil", "not", "or", "repeat", "return", "then", "true", "until",
   "while" }
 
-local parameter_fields = { "name", "role", "layer", "rows", "columns", "updates", "optimizer",
+complete.parameter_fields = { "name", "role", "layer", "rows", "columns", "updates", "optimizer",
   "value", "gradient", "increment", "slots" }
 
 local function add_keys(names, t)
@@ -28,7 +29,7 @@ function complete.names(value)
   if type(meta) ~= "table" then return names end
   if meta.__name == "perigee.tensor" then add_keys(names, core.tensor_methods) end
   if meta.__name == "perigee.parameter" then
-    for _, name in ipairs(parameter_fields) do names[name] = true end
+    for _, name in ipairs(complete.parameter_fields) do names[name] = true end
     add_keys(names, core.parameter_methods)
   end
   if type(meta.__index) == "table" then
@@ -53,7 +54,8 @@ local function step(value, key)
   elseif type(value) ~= "userdata" then
     return nil
   end
-  local ok, found = pcall(function() return value[key] end)
+  local peek = type(meta) == "table" and meta.__peek or function(t, k) return t[k] end
+  local ok, found = pcall(peek, value, key)
   return ok and found or nil
 end
 

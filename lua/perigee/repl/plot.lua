@@ -234,16 +234,17 @@ end
 
 -- plot("train/loss"), plot{ list, … }, plot{ x =, y = }, plot{ histogram = t, bins = n },
 -- plot{ scatter = m, labels = n or list }; file = "x.svg" | ".pdf" | ".png".
-function plot.plot(views, given)
+-- columns: of the terminal that shows it, else of this process's.
+function plot.plot(views, given, columns)
   if type(given) == "string" or show.is_tensor(given) then given = { given } end
   check.table(nil, "plot", given, "a metric's name, a tensor, or a table")
   local options = given
   keys.check(options, option_keys, "plot", nil, #options)
-  local terminal = core.terminal()
+  columns = columns or core.terminal().columns
   local drawing = { file = options.file and check.string(nil, "plot file", options.file),
     title = options.title, xlabel = options.xlabel, ylabel = options.ylabel,
     width = check.integer(nil, "plot width", options.width
-      or math.min(terminal.columns - 1, 110), 20, 1000),
+      or math.max(20, math.min(columns - 1, 110)), 20, 1000),
     height = check.integer(nil, "plot height", options.height or 24, 8, 1000),
     log = options.log and check.one_of(nil, "plot log", options.log, { "x", "y", "xy" }) }
   local result = {}
@@ -262,7 +263,7 @@ function plot.plot(views, given)
   end
   local drawn = gnuplot.draw(drawing)
   if drawing.file then
-    result.file = drawn
+    result.file = drawn:sub(1, 1) == "/" and drawn or core.fs.cwd() .. "/" .. drawn
     return report.new(result, function(r) return "written to " .. r.file end)
   end
   result.text = drawn

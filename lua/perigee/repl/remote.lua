@@ -10,6 +10,8 @@ local remote = {}
 local Remote = {}
 Remote.__index = Remote
 
+local lost = "the connection was lost before the run said that it ends"
+
 local function write(text)
   io.stdout:write(text)
   io.stdout:flush()
@@ -80,7 +82,7 @@ function remote.attach(path, options)
       if message.hello then self.hello = message.hello else self:take(message) end
     end
     if self.over or self.channel.gone then
-      errors.world("EIO: " .. (self.over or "the run has ended"), "EIO")
+      errors.world("EIO: " .. (self.over or lost), "EIO")
     end
     if core.signals.pending() then errors.world("ECANCELED: interrupted", "ECANCELED") end
     if not told and core.clock() - started > 2 and core.terminal().tty then
@@ -98,11 +100,9 @@ function Remote:banner()
     .. "Ctrl-D leaves\n"):format(h.out, h.update, h.last, h.client, h.limit)
 end
 
-local function lost(self)
-  self.over = self.over or "the run has ended"
-  local outcome = { ok = false, error = self.over, text = self.over .. "\n" }
-  outcome.line = core.json.encode { ok = false, error = self.over }
-  return outcome
+local function failed(text)
+  return { ok = false, error = text, text = text .. "\n",
+    line = core.json.encode { ok = false, error = text } }
 end
 
 -- Send code and wait for its end, showing what it prints. Ctrl-C asks the run to end the command; a
@@ -112,7 +112,9 @@ function Remote:run(text)
   if problem == "incomplete" then return "incomplete" end
   self.asked = self.asked + 1
   local id = self.asked
-  self.channel:send { id = id, run = text, json = self.json_results }
+  local sent, too_long = self.channel:send { id = id, run = text, json = self.json_results,
+    columns = core.terminal().columns }
+  if not sent then return failed(too_long) end
   local interrupts = 0
   while true do
     local message = self:next(0.2)
@@ -122,7 +124,10 @@ function Remote:run(text)
       return { ok = r.ok, text = r.text, line = r.json, reason = r.reason,
         values = { n = r.values or 0 }, error = r.error }
     end
-    if self.channel.gone or self.over then return lost(self) end
+    if self.channel.gone or self.over then
+      self.over = self.over or lost
+      return failed(self.over)
+    end
     if core.signals.pending() then
       if core.signals.pending() ~= "SIGINT" or interrupts > 0 then
         return { ok = false, error = "left alone", text = "left alone; it may still run\n",

@@ -3,6 +3,7 @@
 local core = require "perigee.core"
 local check = require "perigee.check"
 local checkpoints = require "perigee.checkpoints"
+local complete = require "perigee.repl.complete"
 local data = require "perigee.data"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
@@ -26,6 +27,25 @@ local function known_names()
   return names
 end
 View.__names = known_names
+
+-- What a completion needs to know of a field: the field itself when that costs nothing, else
+-- something with its names.
+function view.peek(self, key)
+  local function stand_in(methods_of, names)
+    return setmetatable({}, { __index = methods_of, __names = function() return names end })
+  end
+  if methods[key] or self._run or self._model and key ~= "run" then return self[key] end
+  if key == "run" then return stand_in(runs.methods, runs.names()) end
+  if key == "model" then return stand_in(core.model_methods, {}) end
+  if key == "head" or key == "embedding" then
+    return stand_in(core.parameter_methods, complete.parameter_fields)
+  end
+  if key ~= "parameters" then return self[key] end
+  local names = {}
+  for i, p in ipairs(core.model_parameters(self._config)) do names[i] = p.name end
+  return stand_in(nil, names)
+end
+View.__peek = view.peek
 
 function View.__index(self, key)
   if methods[key] then return methods[key] end

@@ -40,6 +40,22 @@ local function output(self, env)
   }, { __index = io })
 end
 
+-- For a client of a live run: it must not end the training, and waits for no input of its process.
+local function in_live_run(env)
+  local function no_input()
+    errors.misuse("a live run has no input of its clients: give values in the command itself")
+  end
+  env.os = setmetatable({
+    exit = function() errors.misuse("os.exit would end the training: Ctrl-D leaves") end,
+  }, { __index = os })
+  env.io.read, env.io.input = no_input, no_input
+  env.io.stdin = setmetatable({}, { __name = "no input", __index = no_input })
+  function env.io.lines(path, ...)
+    if path == nil then no_input() end
+    return io.lines(path, ...)
+  end
+end
+
 local function first_view(self, what)
   if not self.views[1] then
     errors.misuse('%s: nothing is opened: open("DIR") takes a run directory or a checkpoint', what)
@@ -57,9 +73,10 @@ end
 local function make_env(self)
   local env = {}
   output(self, env)
+  if self.live then in_live_run(env) end
   env.pg = require "perigee"
   env.runs = self.views
-  env.plot = function(what) return plot.plot(self.views, what) end
+  env.plot = function(what) return plot.plot(self.views, what, self.columns) end
   env.help = function(...) return help.show(self, ...) end
   env.open = function(path)
     local opened = view.open(self.ctx, check.string(nil, "open path", path), self.options)
@@ -82,14 +99,19 @@ local function make_env(self)
       return _G[name]
     end,
     __names = function() return names_of(self) end,
+    __peek = function(t, name)
+      if shared[name] then return self.views[1] and view.peek(self.views[1], name) end
+      return t[name]
+    end,
   })
 end
 
--- options: ctx, out = function(text), data, compute; functions: more names of the prompt.
+-- options: ctx, out = function(text), data, compute; functions: more names of the prompt;
+-- live = true for a client of a live run.
 function workspace.new(options)
   local self = setmetatable({ ctx = options.ctx, out = options.out, views = {},
     options = { data = options.data, compute = options.compute },
-    functions = options.functions }, Workspace)
+    functions = options.functions, live = options.live or false }, Workspace)
   self.env = make_env(self)
   return self
 end
@@ -132,10 +154,11 @@ function Workspace:shown(outcome, limits)
   return ok and text or ("the result cannot be shown: " .. errors.text(text) .. "\n")
 end
 
-function Workspace:complete(line)
+-- Looking at values may run code of theirs, for as long as the limits allow.
+function Workspace:complete(line, limits)
   local before = current
   current = self
-  local ok, insert, list = pcall(complete.line, self, line)
+  local ok, insert, list = core.guard(limits or {}, complete.line, self, line)
   current = before
   if not ok then return nil, nil end
   return insert, list
