@@ -103,7 +103,7 @@ int pg_run_estimate(pg_context *ctx, const pg_model_config *config, pg_dtype com
   pg__run_elements sizes;
   int64_t everywhere, most = sizeof(double); /* a checkpoint sums up the weights */
   int status;
-  PG_TRY(pg__model_describe(ctx, config, &model));
+  PG_TRY(pg_model_describe(ctx, config, &model));
   PG_TRY(pg__run_describe(model, options, &run));
   for (size_t i = 0; i < count; i++) PG_TRY(assign(run, &entries[i]));
   PG_TRY(pg_run_check(run));

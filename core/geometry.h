@@ -39,6 +39,13 @@ void pg_panel_free(pg_panel *panel);
 int64_t pg_panel_tokens(const pg_panel *panel);
 /* 16 hex digits over the options and all token ids. */
 const char *pg_panel_hash(const pg_panel *panel);
+/* The number of its sequences, and of the positions of each; sequence < count. */
+size_t pg_panel_sequences(const pg_panel *panel);
+int64_t pg_panel_length(const pg_panel *panel, size_t sequence);
+/* What a model sees at `position` (0 <= position < tokens): the last min(n, count so far) ids of
+ * its sequence up to there, in the panel's memory. Returns how many; *target is the token after. */
+int64_t pg_panel_context(const pg_panel *panel, int64_t position, int64_t n, const int32_t **ids,
+                         int32_t *target);
 
 /* Hilbert range of every panel position under `model`'s present weights (after the update) and
  * head increment `matrix` [V, d]: delta = logit_scale * (max_i (S h)_i - min_i (S h)_i).

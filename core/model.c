@@ -53,7 +53,7 @@ static int describe_all(pg_model *model) {
   return bad;
 }
 
-int pg__model_describe(pg_context *ctx, const pg_model_config *config, pg_model **out) {
+int pg_model_describe(pg_context *ctx, const pg_model_config *config, pg_model **out) {
   int status;
   pg_model *model = NULL;
   pg_model_config resolved = *config;
@@ -91,7 +91,7 @@ int pg_model_new(pg_context *ctx, const pg_model_config *config, pg_model **out)
   int64_t floats, offset = 0;
   pg_model *model = NULL;
   *out = NULL;
-  PG_TRY(pg__model_describe(ctx, config, &model));
+  PG_TRY(pg_model_describe(ctx, config, &model));
   /* One allocation: what does not fit is refused before any of it is touched. */
   floats = pg__model_elements(model);
   status = pg_tensor_new(ctx, PG_F32, 1, &floats, &model->weights);

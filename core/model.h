@@ -59,6 +59,8 @@ typedef struct pg_model pg_model;
 
 /* Allocate all parameters, zero. Order: embedding, blocks 0…L-1 (q k v o gate up down), head. */
 int pg_model_new(pg_context *ctx, const pg_model_config *config, pg_model **out);
+/* A model without memory: its parameters have names, roles and shapes, and no values. */
+int pg_model_describe(pg_context *ctx, const pg_model_config *config, pg_model **out);
 void pg_model_free(pg_model *model);
 const pg_model_config *pg_model_get_config(const pg_model *model);
 pg_context *pg_model_context(const pg_model *model);

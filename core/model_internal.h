@@ -85,8 +85,6 @@ struct pg_activations {
   pg_stage stage;
 };
 
-/* A model without memory: its parameters have names, roles and shapes, and no values. */
-int pg__model_describe(pg_context *ctx, const pg_model_config *config, pg_model **out);
 /* Elements of the storage of all values, padding included. */
 int64_t pg__model_elements(const pg_model *model);
 /* True when activations planned for one fit the other: everything but initial weights and the

@@ -26,6 +26,24 @@ const char *pg_panel_hash(const pg_panel *panel) {
   return panel->hash;
 }
 
+size_t pg_panel_sequences(const pg_panel *panel) {
+  return panel->count;
+}
+
+int64_t pg_panel_length(const pg_panel *panel, size_t sequence) {
+  return panel->pieces[sequence].length;
+}
+
+int64_t pg_panel_context(const pg_panel *panel, int64_t position, int64_t n, const int32_t **ids,
+                         int32_t *target) {
+  const pg_panel_piece *piece = panel->pieces;
+  while (position >= piece->first + piece->length) piece++;
+  const int64_t count = pg__min(n, position + 1 - piece->first);
+  *ids = panel->ids + position + 1 - count;
+  *target = panel->targets[position];
+  return count;
+}
+
 static void put_little_endian(unsigned char *to, uint64_t x, size_t bytes) {
   for (size_t k = 0; k < bytes; k++) to[k] = (unsigned char)(x >> (8 * k));
 }

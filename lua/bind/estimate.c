@@ -1,6 +1,5 @@
 /* What is known of a run before it exists: its parameters, its memory, its data. */
 #include "bind.h"
-#include "../../core/model_internal.h"
 
 static void release_model(void *model) {
   pg_model_free(model);
@@ -15,7 +14,7 @@ static int model_parameters(lua_State *L) {
   lua_settop(L, 1);
   pgl_read_config(L, 1, &config);
   void **box = pgl_own(L, release_model);
-  const int status = pg__model_describe(&scratch, &config, &model);
+  const int status = pg_model_describe(&scratch, &config, &model);
   if (status < 0) return pgl_fail(L, &scratch, status);
   *box = model;
   lua_createtable(L, (int)pg_model_count(model), 0);

@@ -1,6 +1,5 @@
 /* Diagnostics: the row diameter, panels, Hilbert RMS and validation, for a run or for a model. */
 #include "bind.h"
-#include "../../core/panel.h"
 #include <time.h>
 
 static void release_panel(pgl_object *o) {
@@ -46,17 +45,17 @@ static int panel_tokens(lua_State *L) {
  * counted from 1, and the id after them. */
 static int panel_context(lua_State *L) {
   const pg_panel *panel = pgl_check(L, 1, &pgl_panel_kind)->resource;
-  const int64_t i = pgl_integer(L, 2, "position", 1, panel->tokens) - 1;
+  const int64_t i = pgl_integer(L, 2, "position", 1, pg_panel_tokens(panel)) - 1;
   const int64_t n = lua_isnoneornil(L, 3) ? 16 : pgl_integer(L, 3, "n", 1, INT64_MAX);
-  size_t piece = 0;
-  while (i >= panel->pieces[piece].first + panel->pieces[piece].length) piece++;
-  const int64_t first = pg__max(panel->pieces[piece].first, i + 1 - pg__min(n, i + 1));
-  lua_createtable(L, (int)pg__min(i + 1 - first, 1 << 26), 0);
-  for (int64_t k = first; k <= i; k++) {
-    lua_pushinteger(L, panel->ids[k]);
-    lua_rawseti(L, -2, k - first + 1);
+  const int32_t *ids;
+  int32_t target;
+  const int64_t count = pg_panel_context(panel, i, n, &ids, &target);
+  lua_createtable(L, (int)pg__min(count, 1 << 26), 0);
+  for (int64_t k = 0; k < count; k++) {
+    lua_pushinteger(L, ids[k]);
+    lua_rawseti(L, -2, k + 1);
   }
-  lua_pushinteger(L, panel->targets[i]);
+  lua_pushinteger(L, target);
   return 2;
 }
 
@@ -64,8 +63,8 @@ static int panel_context(lua_State *L) {
 static int panel_lengths(lua_State *L) {
   const pg_panel *panel = pgl_check(L, 1, &pgl_panel_kind)->resource;
   lua_newtable(L);
-  for (size_t k = 0; k < panel->count; k++) {
-    lua_pushinteger(L, panel->pieces[k].length);
+  for (size_t k = 0; k < pg_panel_sequences(panel); k++) {
+    lua_pushinteger(L, pg_panel_length(panel, k));
     lua_rawseti(L, -2, (lua_Integer)k + 1);
   }
   return 1;

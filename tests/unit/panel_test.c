@@ -38,9 +38,18 @@ static void check_pieces(const pg_panel *p, const int32_t *ids, size_t count, co
     CHECK(p->pieces[i].length == lengths[i] && p->pieces[i].first == at, "piece %zu: %lld at %lld",
           i, (long long)p->pieces[i].length, (long long)p->pieces[i].first);
     CHECK(!memcmp(p->ids + at, ids + starts[i], (size_t)lengths[i] * sizeof *ids), "piece %zu", i);
+    const int64_t last = at + lengths[i] - 1;
+    const int32_t *seen;
+    int32_t target;
+    CHECK(pg_panel_length(p, i) == lengths[i], "length %zu", i);
+    CHECK(pg_panel_context(p, last, lengths[i] + 5, &seen, &target) == lengths[i] &&
+              seen == p->ids + at && target == ids[starts[i] + lengths[i]],
+          "the context of the last position of piece %zu", i);
+    CHECK(pg_panel_context(p, last, 1, &seen, &target) == 1 && seen == p->ids + last, "n = 1");
+    CHECK(pg_panel_context(p, at, 9, &seen, &target) == 1 && seen == p->ids + at, "the first");
     at += lengths[i];
   }
-  CHECK(at == p->tokens, "every position is in a piece");
+  CHECK(pg_panel_sequences(p) == count && at == p->tokens, "every position is in a piece");
 }
 
 /* ---- positions --------------------------------------------------------------------------------
