@@ -57,13 +57,23 @@ end
 
 -- The largest smaller micro-batch that fits, else one sequence.
 local function smaller_micro(run)
-  local batch = run.spec.batch
-  for micro = batch.micro - 1, 1, -1 do
-    if batch.sequences % (micro * run.world) == 0 then
-      local need = memory.estimate(run, { micro = micro })
-      if micro == 1 or memory.fits(run, need) then return micro, need end
+  local batch, micros = run.spec.batch, {}
+  for micro = 1, batch.micro - 1 do
+    if batch.sequences % (micro * run.world) == 0 then micros[#micros + 1] = micro end
+  end
+  if #micros == 0 then return nil end
+  -- What is needed grows with the micro-batch.
+  local fitting, over, need = 1, #micros + 1, nil
+  while over - fitting > 1 do
+    local middle = (fitting + over) // 2
+    local needed = memory.estimate(run, { micro = micros[middle] })
+    if memory.fits(run, needed) then
+      fitting, need = middle, needed
+    else
+      over = middle
     end
   end
+  return micros[fitting], need or memory.estimate(run, { micro = micros[fitting] })
 end
 
 -- What a user could change, each with what would then be needed, and the sum of it.
