@@ -38,6 +38,19 @@ describe("perigee bench", function()
   after_each(function() assert.same({}, core.fs.list(temporary)) end)
   teardown(support.clean)
 
+  it("leaves no folder behind when a signal ends it", function()
+    local words = {}
+    for i, word in ipairs(tiny) do words[i] = support.quote(word) end
+    local code, out, problem = support.shell(([[cd %s; export TMPDIR=$PWD
+      OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 %s bench %s --updates 100000000 & pid=$!
+      for i in $(seq 600); do ls perigee-bench-* 2>&1 | grep -q _train_ && break; sleep 0.05; done
+      kill -INT $pid; wait $pid; echo $?]]):format(support.quote(temporary),
+      support.quote(support.program), table.concat(words, " ")))
+    assert.equal(0, code)
+    assert.matches("1\n$", out)
+    assert.is_true(support.one_line(problem, "ended by SIGINT"), problem)
+  end)
+
   it("measures whole updates", function()
     local result = measured("--updates", "2", "--micro", "2", "--head", "adamw", "--head",
       "rownorm", "--device", "cpu", "--threads", "1")

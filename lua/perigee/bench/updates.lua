@@ -82,21 +82,33 @@ local function profiled(ctx, run)
   return profile
 end
 
+-- A measurement ends between two updates, so that its folder is removed.
+local function check_signal()
+  local signal = core.signals.pending()
+  if signal then errors.world("ECANCELED: the measurement was ended by " .. signal, "ECANCELED") end
+end
+
 -- case: { label, config, compute, recompute, head, sequences, micro, updates, warmup }. Returns
 -- what --json prints for it. `peak` is the denominator of the utilisation, FLOP/s.
 function updates.measure(ctx, case, peak)
+  core.signals.install()
   local folder = data.make(case.config, case.sequences, math.min(8, case.warmup + case.updates))
   local model, run
   local ok, result = pcall(function()
     local head
     model, run, head = new_run(ctx, folder, case)
-    for _ = 1, case.warmup do errors.try(run:step()) end
+    for _ = 1, case.warmup do
+      check_signal()
+      errors.try(run:step())
+    end
     local times, wait = {}, 0
     for i = 1, case.updates do
+      check_signal()
       local step
       times[i], step = seconds_of(run.step, run)
       wait = wait + step.wait_seconds
     end
+    check_signal()
     local memory = ctx:peak_bytes()
     local profile = profiled(ctx, run)
     local diameters = {}
@@ -126,6 +138,7 @@ function updates.measure(ctx, case, peak)
   if run then run:close() end
   if model then model:close() end
   core.fs.remove(folder)
+  core.signals.uninstall()
   if not ok then error(result, 0) end
   return result
 end
