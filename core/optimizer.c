@@ -151,6 +151,17 @@ fail:
   return status;
 }
 
+int pg__mean_direction(pg_context *ctx, double mu, bool nesterov, const float *g, float *m,
+                       int64_t n, float *x) {
+  const pg_view mean = pg__matrix_view(m, n);
+  int status;
+  PG_LAUNCH(ctx, lerp, mean, pg__input_view(g, n), 1 - mu, 1, n);
+  PG_LAUNCH(ctx, copy, x, nesterov ? g : m, (size_t)n * sizeof(float));
+  if (nesterov) PG_LAUNCH(ctx, lerp, pg__matrix_view(x, n), mean, mu, 1, n);
+fail:
+  return status;
+}
+
 int pg__normalise(const pg_increment_group *group, bool by_column, pg_binary_op op, double floor,
                   float *x, float *norms) {
   pg_context *ctx = group->context;

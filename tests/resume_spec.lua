@@ -40,6 +40,10 @@ local heads = {
   rmnp = function() return pg.optim.rmnp() end,
   sinkgd = function() return pg.optim.sinkgd() end,
   moga = function() return pg.optim.moga { base = 1, fan_in = false } end,
+  scion = function() return pg.optim.scion { map = "row", radius = 10 } end,
+  modula = function() return pg.optim.modula { lr = 1e-2 } end,
+  normuon = function() return pg.optim.normuon() end,
+  nuclear = function() return pg.optim.muon { lr = 1e-3, scale = "nuclear", average = "mean" } end,
   frozen = function() return pg.optim.frozen() end,
   mine = function() return mine { lr = 0.1 } end,
 }
@@ -138,7 +142,8 @@ end)
 
 describe("a resume", function()
   for _, head in ipairs { "rownorm", "projected", "adamw", "muon", "sgd", "lion", "signsgd",
-    "scale", "rmnp", "sinkgd", "moga", "frozen", "mine" } do
+    "scale", "rmnp", "sinkgd", "moga", "scion", "modula", "normuon", "nuclear",
+    "frozen", "mine" } do
     it("continues exactly with " .. head .. " on the head", function()
       train(open("whole", { set = { head = head } }))
       -- 7 is within a report's interval and after the optimizers were changed.

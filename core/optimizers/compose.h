@@ -23,6 +23,8 @@ extern const size_t pg__optimizer_count;
   { name, PG_HYPER_BOOLEAN, {initial}, 0, 1, false, false, NULL, help }
 #define PG__COUNT_TO(name, initial, most, help)                                                    \
   { name, PG_HYPER_INTEGER, {initial}, 0, most, false, false, NULL, help }
+#define PG__CHOICE(name, initial, last, choices, help)                                             \
+  { name, PG_HYPER_CHOICE, {initial}, 0, last, false, false, choices, help }
 #define PG__LR(initial) PG__FROM_0("lr", initial, "peak learning rate")
 #define PG__WEIGHT_DECAY(initial)                                                                  \
   PG__FROM_0("weight_decay", initial, "decoupled: weights shrink by lr * weight_decay per update")
@@ -50,6 +52,10 @@ static inline pg_target pg__target(const pg_increment_group *group, size_t i) {
 typedef int pg__one_fn(const pg_increment_group *group, size_t i, float *memory);
 /* `one` for each parameter of the group, all in the same `bytes` of scratch. */
 int pg__each(const pg_increment_group *group, int64_t bytes, pg__one_fn *one);
+
+/* m <- mu m + (1-mu) g, then x <- (1-mu) g + mu m with `nesterov`, m without; n numbers. */
+int pg__mean_direction(pg_context *ctx, double mu, bool nesterov, const float *g, float *m,
+                       int64_t n, float *x);
 
 /* Rows, or with `by_column` columns, of x [group->rows, columns] over (norm op floor), where op is
  * PG_MAX or PG_ADD. A floor below the smallest fp32 number counts as that. `norms` holds a number

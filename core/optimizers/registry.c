@@ -13,6 +13,9 @@
   X(rmnp)                                                                                          \
   X(sinkgd)                                                                                        \
   X(moga)                                                                                          \
+  X(scion)                                                                                         \
+  X(modula)                                                                                        \
+  X(normuon)                                                                                       \
   X(frozen)
 
 #define PG_DECLARE(name) extern const pg_optimizer pg__##name##_optimizer;

@@ -133,11 +133,38 @@ static void moga(reference *r, const double *h) {
   scale(r, h[3] / width);
 }
 
+/* By row, column or sign; h[3] is the map. */
+static void scion(reference *r, const double *h) {
+  const double m = (double)r->rows, n = (double)r->columns, divide = h[4];
+  const int map = (int)h[3];
+  momentum(r, 1 - h[1], h[1]);
+  if (map == 1) {
+    signs(r);
+    scale(r, divide != 0 ? 1 / n : 1);
+  } else if (map == 2) {
+    scale(r, divide != 0 ? sqrt(n) : 1);
+    normalise(r, false, true, h[6]);
+    scale(r, divide != 0 ? 1 / sqrt(n) : 1);
+  } else {
+    scale(r, (divide != 0 ? n : 1) / sqrt(m));
+    normalise(r, true, true, h[6]);
+    scale(r, sqrt(m) / (divide != 0 ? n : 1));
+  }
+  scale(r, h[2]);
+}
+static void modula_embed(reference *r, const double *h) {
+  momentum(r, h[1], 1 - h[1]);
+  normalise(r, false, false, DBL_MIN);
+  scale(r, sqrt((double)r->columns) * h[3]);
+}
+
 /* ---- several updates against them ------------------------------------------------------------ */
 static void run_equation(const char *name, void (*equation)(reference *, const double *),
-                         int64_t rows, int64_t columns, const char *hyper, double value) {
+                         int64_t rows, int64_t columns, const char *hyper, double value,
+                         const char *also, double choice) {
   job j = job_new(name, 1, rows, columns);
   set(&j, "lr", 1e-2);
+  if (also) set(&j, also, choice);
   if (hyper) set(&j, hyper, value);
   memset(&ref, 0, sizeof ref);
   ref.rows = rows;
@@ -186,23 +213,46 @@ TEST(equations) {
     void (*equation)(reference *, const double *);
     const char *hyper;
     double value;
+    const char *also;
+    double choice;
   } cases[] = {
-      {"lion", lion, NULL, 0},         {"lion", lion, "betas", 0},
-      {"signsgd", signsgd, NULL, 0},   {"signsgd", signsgd, "beta", 0.9},
-      {"scale", scale_rms, NULL, 0},   {"scale", scale_rms, "beta", 0.9},
-      {"scale", scale_rms, "axis", 1}, {"scale", scale_rms, "eps", 2},
-      {"rmnp", rmnp, NULL, 0},         {"rmnp", rmnp, "nesterov", 0},
-      {"rmnp", rmnp, "eps", 20},       {"sinkgd", sinkgd, NULL, 0},
-      {"sinkgd", sinkgd, "steps", 0},  {"sinkgd", sinkgd, "steps", 1},
-      {"moga", moga, NULL, 0},         {"moga", moga, "p", 1},
-      {"moga", moga, "p", 1.5},        {"moga", moga, "p", 3},
-      {"moga", moga, "fan_in", 0},     {"moga", moga, "base", 1},
-      {"moga", moga, "eps", 2},
+      {"lion", lion, NULL, 0, NULL, 0},
+      {"lion", lion, "betas", 0, NULL, 0},
+      {"signsgd", signsgd, NULL, 0, NULL, 0},
+      {"signsgd", signsgd, "beta", 0.9, NULL, 0},
+      {"scale", scale_rms, NULL, 0, NULL, 0},
+      {"scale", scale_rms, "beta", 0.9, NULL, 0},
+      {"scale", scale_rms, "axis", 1, NULL, 0},
+      {"scale", scale_rms, "eps", 2, NULL, 0},
+      {"rmnp", rmnp, NULL, 0, NULL, 0},
+      {"rmnp", rmnp, "nesterov", 0, NULL, 0},
+      {"rmnp", rmnp, "eps", 20, NULL, 0},
+      {"sinkgd", sinkgd, NULL, 0, NULL, 0},
+      {"sinkgd", sinkgd, "steps", 0, NULL, 0},
+      {"sinkgd", sinkgd, "steps", 1, NULL, 0},
+      {"moga", moga, NULL, 0, NULL, 0},
+      {"moga", moga, "p", 1, NULL, 0},
+      {"moga", moga, "p", 1.5, NULL, 0},
+      {"moga", moga, "p", 3, NULL, 0},
+      {"moga", moga, "fan_in", 0, NULL, 0},
+      {"moga", moga, "base", 1, NULL, 0},
+      {"moga", moga, "eps", 2, NULL, 0},
+      {"scion", scion, NULL, 0, "map", 1},
+      {"scion", scion, "normalised", 0, "map", 1},
+      {"scion", scion, NULL, 0, "map", 2},
+      {"scion", scion, "normalised", 0, "map", 2},
+      {"scion", scion, "eps", 3, "map", 2},
+      {"scion", scion, "alpha", 1, "map", 2},
+      {"scion", scion, NULL, 0, "map", 3},
+      {"scion", scion, "normalised", 0, "map", 3},
+      {"scion", scion, "eps", 3, "map", 3},
+      {"modula", modula_embed, NULL, 0, "map", 1},
+      {"modula", modula_embed, "tau", 0.2, "map", 1},
   };
   for (size_t c = 0; c < PG_COUNT(cases); c++)
     for (size_t i = 0; i < PG_COUNT(shapes); i++)
       run_equation(cases[c].name, cases[c].equation, shapes[i][0], shapes[i][1], cases[c].hyper,
-                   cases[c].value);
+                   cases[c].value, cases[c].also, cases[c].choice);
 }
 
 /* What the maps promise, at gradients of very different sizes. */

@@ -6,8 +6,9 @@
 
 /* ---- registry, defaults, ranges ------------------------------------------------------------- */
 TEST(registry) {
-  static const char *const names[] = {"adamw", "muon", "rownorm", "sgd",  "lion",  "signsgd",
-                                      "scale", "rmnp", "sinkgd",  "moga", "frozen"};
+  static const char *const names[] = {"adamw",   "muon",   "rownorm", "sgd",    "lion",
+                                      "signsgd", "scale",  "rmnp",    "sinkgd", "moga",
+                                      "scion",   "modula", "normuon", "frozen"};
   for (size_t i = 0; i < PG_COUNT(names); i++) {
     const pg_optimizer *o = pg_optimizer_find(names[i]);
     CHECK(o && pg_optimizer_at(i) == o, "%s", names[i]);
@@ -97,6 +98,12 @@ TEST(ranges) {
       {"rmnp", "eps", 0, 0, false, "eps = 0"},
       {"sinkgd", "steps", 0, 0.5, false, "steps = 0.5"},
       {"moga", "p", 0, 1, true, ""},
+      {"muon", "coefficients", 0, 3, false, "\"quintic\", \"polar_express\", \"dion\""},
+      {"muon", "scale", 0, 4, false, "\"spectral\", \"mup\", \"rms\", \"nuclear\""},
+      {"scion", "alpha", 0, 0, false, "alpha = 0"},
+      {"scion", "alpha", 0, 1, true, ""},
+      {"modula", "map", 0, 2, false, "\"linear\", \"embed\""},
+      {"normuon", "beta2", 0, 1, false, "beta2 = 1"},
       {"moga", "p", 0, 0.99, false, "p = 0.99"},
   };
   for (size_t i = 0; i < PG_COUNT(cases); i++) {
@@ -200,8 +207,9 @@ TEST(rownorm_has_the_bits_of_its_tensor_form) {
   job_free(&j);
 }
 
-static const char *const trained[] = {"adamw",   "muon",  "rownorm", "sgd",    "lion",
-                                      "signsgd", "scale", "rmnp",    "sinkgd", "moga"};
+static const char *const trained[] = {"adamw",   "muon",   "rownorm", "sgd",    "lion",
+                                      "signsgd", "scale",  "rmnp",    "sinkgd", "moga",
+                                      "scion",   "modula", "normuon"};
 
 TEST(zero_gradients) {
   for (size_t k = 0; k < PG_COUNT(trained); k++)
@@ -213,6 +221,8 @@ TEST(zero_gradients) {
         set(&j, "project", variant);
         set(&j, "eps", variant == 1 ? 1e-300 : 1e-8);
       }
+      if (strcmp(trained[k], "scion") == 0) set(&j, "map", variant + 1);
+      if (strcmp(trained[k], "modula") == 0) set(&j, "map", variant % 2);
       if (strcmp(trained[k], "sgd") == 0) set(&j, "momentum", variant * 0.4);
       const double zero[24] = {0};
       for (int n = 0; n < 3; n++) {
