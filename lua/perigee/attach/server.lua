@@ -74,11 +74,11 @@ local function output(client, text)
     local stop = at + piece <= #text and utf8.offset(text, 0, at + piece) or #text + 1
     channel:send { output = text:sub(at, stop - 1) }
     at = stop
+    while channel.size > 1 << 16 and not channel.gone do
+      core.socket.wait({}, 0.02, { channel.socket })
+      channel:flush()
+    end
   until at > #text
-  while channel.size > 1 << 16 and not channel.gone do
-    core.socket.wait({}, 0.02, { channel.socket })
-    channel:flush()
-  end
 end
 
 function Server:greet(socket)
