@@ -153,6 +153,13 @@ TEST(one_rank) {
   for (size_t i = 0; i < PG_COUNT(settings); i++) compare(&settings[i], pg_comm_self());
 }
 
+/* Each knows what it takes for itself. */
+TEST(every_optimizer) {
+  const pg_optimizer *o;
+  for (size_t i = 0; (o = pg_optimizer_at(i)); i++)
+    compare(&(setting){deep, PG_BF16, o->name, o->name, RECOMPUTE}, pg_comm_self());
+}
+
 static void one_of_several(pg_comm *comm, void *self) {
   compare(self, comm);
 }
@@ -167,6 +174,11 @@ TEST(several_ranks) {
   for (size_t i = 0; i < PG_COUNT(settings); i++)
     for (int world = 2; world <= 3; world++)
       ranks_free(run_ranks(world, one_of_several, &settings[i]));
+  const pg_optimizer *o;
+  for (size_t i = 0; (o = pg_optimizer_at(i)); i++) {
+    setting s = {wide, PG_F32, o->name, o->name, SHARD};
+    ranks_free(run_ranks(2, one_of_several, &s));
+  }
 }
 
 /* As described, without a device that could hold it. */
@@ -270,6 +282,7 @@ int main(void) {
   pg_context_free(ctx);
   if (cpu) RUN(several_ranks); /* first: a process that forks must not have used OpenMP */
   RUN(one_rank);
+  RUN(every_optimizer);
   RUN(what_does_not_fit);
   RUN(a_gap_in_the_assignments);
   RUN(the_hosts_memory);
