@@ -153,6 +153,16 @@ int64_t pg_context_available(pg_context *ctx) {
   if (ctx->kernels->device_info(ctx->queue, &info) < 0) return 0;
   return info.memory_total > 0 ? info.memory_free : pg__host_memory("");
 }
+int pg_context_attention(pg_context *ctx, bool bf16, int64_t batch, int64_t time, int64_t heads,
+                         int64_t head_dim, char *text, size_t size) {
+  int status = 0;
+  if (batch < 1 || time < 1 || heads < 1 || head_dim < 1)
+    return pg_fail(ctx, PG_EINVAL, "attention over [%lld,%lld,%lld,%lld]; every side is at least 1",
+                   (long long)batch, (long long)time, (long long)heads, (long long)head_dim);
+  PG_LAUNCH(ctx, attention_path, bf16 ? PG_BF16 : PG_F32, batch, time, heads, head_dim, text, size);
+fail:
+  return status;
+}
 int pg_context_threads(const pg_context *ctx) {
   return ctx->threads;
 }

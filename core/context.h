@@ -39,6 +39,10 @@ typedef struct pg_device {
   int64_t memory_free, memory_total, cache_bytes;
 } pg_device;
 int pg_context_describe(pg_context *ctx, pg_device *out);
+/* Which attention the device uses for [batch, time, heads, head_dim], in fp32 or bf16, and why, as
+ * one line in text[size]; empty where it has one only. It loads what such calls need. */
+int pg_context_attention(pg_context *ctx, bool bf16, int64_t batch, int64_t time, int64_t heads,
+                         int64_t head_dim, char *text, size_t size);
 int pg_context_threads(const pg_context *ctx);
 /* Bytes that can still be allocated on the device: what is free on a GPU; on a CPU, what this
  * machine and the process's control group can give. 0: unknown. */

@@ -122,6 +122,10 @@ static int cost_attention_backward(pg_queue *q, pg_dtype type, const void *dout,
   return add(q, of(type, 8 * n * (double)head_dim) + 4 * n,
              5 * half_product(batch, time, heads, head_dim));
 }
+static int cost_attention_path(pg_queue *q, pg_dtype type, int64_t batch, int64_t time,
+                               int64_t heads, int64_t head_dim, char *text, size_t size) {
+  return 0;
+}
 static int cost_swiglu_forward(pg_queue *q, pg_dtype type, const void *gate, const void *up,
                                int64_t n, void *y) {
   return add(q, of(type, 3 * (double)n), 0);

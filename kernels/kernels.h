@@ -125,6 +125,12 @@ typedef int pg_attention_backward_fn(pg_queue *q, pg_dtype type, const void *dou
                                      int64_t heads, int64_t head_dim, void *dquery, void *dkey,
                                      void *dvalue);
 
+/* Which implementation such calls take and why, as one line of text; empty where there is one only.
+ * Loads and prepares what they need. -1 where PG_ATTENTION in the environment asks for one that
+ * cannot run. The choice depends on the machine and the shape alone. */
+typedef int pg_attention_path_fn(pg_queue *q, pg_dtype type, int64_t batch, int64_t time,
+                                 int64_t heads, int64_t head_dim, char *text, size_t size);
+
 /* y = silu(gate) * up, element-wise over n. */
 typedef int pg_swiglu_forward_fn(pg_queue *q, pg_dtype type, const void *gate, const void *up,
                                  int64_t n, void *y);
@@ -279,7 +285,7 @@ typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t co
   X(synchronize) X(device_info) X(timestamp) X(elapsed) X(peak) X(workspace)                       \
   X(gemm) X(embedding_forward) X(embedding_backward) X(rmsnorm_forward) X(rmsnorm_backward)        \
   X(qk_norm_rope_forward) X(qk_norm_rope_backward) X(attention_forward) X(attention_backward)      \
-  X(swiglu_forward) X(swiglu_backward) X(cross_entropy) X(row_range)                               \
+  X(attention_path) X(swiglu_forward) X(swiglu_backward) X(cross_entropy) X(row_range)             \
   X(sum) X(clip_factor) X(clip_apply) X(apply) X(adamw) X(rownorm) X(momentum) X(convert)          \
   X(binary) X(scalar) X(unary) X(lerp) X(reduce) X(center_rows) X(diameter)
 /* clang-format on */

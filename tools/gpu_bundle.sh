@@ -86,15 +86,9 @@ exec lua5.4 "$here/share/lua/busted" "$@"
 SH
 chmod +x "$bundle/bin/busted"
 
-# cudnn-frontend, headers only, where its Python package or /usr has it.
-for folder in /usr/include /usr/local/include \
-  "$(python3 -c 'import cudnn, os; print(os.path.dirname(cudnn.__file__) + "/../include")' \
-    2>/dev/null)"; do
-  if [ -e "$folder/cudnn_frontend.h" ]; then
-    cp -rL "$folder"/cudnn_frontend* "$bundle/include/"
-    break
-  fi
-done
+# cudnn-frontend, headers only. Where there is no nvcc they are not fetched.
+frontend=$(cudnn_frontend build/cudnn-frontend)
+[ -z "$frontend" ] || cp -rL "$frontend"/* "$bundle/include/"
 
 glibc=$(objdump -T "$bundle"/lib{,exec}/*.so.* "$bundle"/bin/{cmake,ninja,lua5.4} |
   grep -oE 'GLIBC_2\.[0-9]+' | sort -uV | tail -n 1)

@@ -52,3 +52,22 @@ need_packages() {
     return 1
   }
 }
+
+# cudnn_frontend FOLDER: print where the headers of cudnn-frontend are, a Python package of 12 MB
+# that is installed into FOLDER where nvcc is. When it cannot be had, say why and print nothing:
+# the build then leaves attention through cuDNN out.
+cudnn_frontend() {
+  local folder python
+  command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] || return 0
+  mkdir -p "$1"
+  folder=$(realpath "$1") python=$folder/venv/bin/python
+  if [ ! -f "$folder/include/cudnn_frontend.h" ] && ! {
+    python3 -m venv "$folder/venv" && "$python" -m pip install -q --disable-pip-version-check \
+      --no-deps --target "$folder" 'nvidia-cudnn-frontend>=1.13'
+  } >"$folder/log" 2>&1; then
+    echo "note: no attention through cuDNN: $(tail -n 1 "$folder/log")" >&2
+    folder=
+  fi
+  rm -rf "$1/venv"
+  [ -z "$folder" ] || echo "$folder/include"
+}

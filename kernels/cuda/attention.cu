@@ -10,7 +10,7 @@
  * The backward pass recomputes the probabilities from the stored log-sum-exp, once for the queries'
  * gradient and once for that of keys and values: every result has one block that sums it, in a
  * fixed order. */
-#include "cuda.cuh"
+#include "attention_path.cuh"
 
 #include <math.h>
 
@@ -411,6 +411,11 @@ static int backward(pg_queue *q, const void *dout, const void *query, const void
 int pg_cuda_attention_forward(pg_queue *q, pg_dtype type, const void *query, const void *key,
                               const void *value, int64_t batch, int64_t time, int64_t heads,
                               int64_t head_dim, void *out, float *lse) {
+  pg_cudnn_tensors t = {};
+  t.query = (void *)query, t.key = (void *)key, t.value = (void *)value; /* only read */
+  t.out = out, t.lse = lse;
+  const int done = pg__cuda_cudnn_attention(q, type, t, batch, time, heads, head_dim);
+  if (done) return done < 0 ? -1 : 0;
   PG_CUDA_TYPED(type, T,
                 return forward<T>(q, query, key, value, batch, time, heads, head_dim, out, lse));
 }
@@ -419,6 +424,12 @@ int pg_cuda_attention_backward(pg_queue *q, pg_dtype type, const void *dout, con
                                const void *key, const void *value, const void *out,
                                const float *lse, int64_t batch, int64_t time, int64_t heads,
                                int64_t head_dim, void *dquery, void *dkey, void *dvalue) {
+  pg_cudnn_tensors t = {};
+  t.query = (void *)query, t.key = (void *)key, t.value = (void *)value; /* only read */
+  t.out = (void *)out, t.lse = (void *)lse, t.dout = (void *)dout;
+  t.dquery = dquery, t.dkey = dkey, t.dvalue = dvalue;
+  const int done = pg__cuda_cudnn_attention(q, type, t, batch, time, heads, head_dim);
+  if (done) return done < 0 ? -1 : 0;
   PG_CUDA_TYPED(type, T,
                 return backward<T>(q, dout, query, key, value, out, lse, batch, time, heads,
                                    head_dim, dquery, dkey, dvalue));

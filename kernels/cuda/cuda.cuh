@@ -27,9 +27,10 @@ int64_t pg_cuda_held(pg_queue *q);
 
 typedef __nv_bfloat16 pg_bf16;
 
-struct pg_cuda_memory;   /* memory.cu */
-struct pg_cuda_products; /* gemm.cu */
-struct pg_cuda_stamps;   /* timing.cu */
+struct pg_cuda_memory;    /* memory.cu */
+struct pg_cuda_products;  /* gemm.cu */
+struct pg_cuda_stamps;    /* timing.cu */
+struct pg_cuda_attention; /* attention_path.cu */
 
 struct pg_queue {
   cudaStream_t stream;
@@ -40,6 +41,7 @@ struct pg_queue {
   struct pg_cuda_memory *memory;
   struct pg_cuda_products *products;
   struct pg_cuda_stamps *stamps;
+  struct pg_cuda_attention *attention;
   char message[512];
 };
 
@@ -97,6 +99,7 @@ int pg__cuda_memory_new(pg_queue *q);
 void pg__cuda_memory_free(pg_queue *q);
 void pg__cuda_products_free(pg_queue *q);
 void pg__cuda_stamps_free(pg_queue *q);
+void pg__cuda_attention_free(pg_queue *q);
 
 /* Bytes that the diameter of a matrix takes: diameter.cu. */
 int64_t pg_cuda_diameter_bytes(int64_t rows, int64_t columns);

@@ -128,6 +128,7 @@ void pg_cuda_queue_free(pg_queue *q) {
   if (q->stream) cudaStreamSynchronize(q->stream);
   pg__cuda_products_free(q);
   pg__cuda_stamps_free(q);
+  pg__cuda_attention_free(q);
   pg__cuda_memory_free(q);
   if (q->stream) cudaStreamDestroy(q->stream);
   cudaGetLastError();

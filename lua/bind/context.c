@@ -74,6 +74,29 @@ static int context_available(lua_State *L) {
   return 1;
 }
 
+/* ctx:attention{ compute = "fp32"|"bf16", batch, time, heads, head_dim } -> a line, empty where the
+ * device has one attention only */
+static int context_attention(lua_State *L) {
+  static const char *const keys[] = {"compute", "batch", "time", "heads", "head_dim", NULL};
+  pg_context *ctx = check_context(L);
+  const char *compute = "fp32";
+  int64_t sides[4] = {1, 1, 1, 1};
+  char text[512] = "";
+  pgl_table(L, 2, "attention", keys);
+  pgl_get_string(L, 2, "attention", "compute", &compute);
+  for (int i = 0; i < 4; i++)
+    pgl_need(L, pgl_get_integer(L, 2, "attention", keys[i + 1], 1, INT32_MAX, &sides[i]),
+             "attention", keys[i + 1]);
+  const bool bf16 = strcmp(compute, "bf16") == 0;
+  if (!bf16 && strcmp(compute, "fp32") != 0)
+    return luaL_error(L, "attention: compute is \"%s\"; it must be \"fp32\" or \"bf16\"", compute);
+  int status =
+      pg_context_attention(ctx, bf16, sides[0], sides[1], sides[2], sides[3], text, sizeof text);
+  if (status < 0) return pgl_fail(L, ctx, status);
+  lua_pushstring(L, text);
+  return 1;
+}
+
 static int context_threads(lua_State *L) {
   lua_pushinteger(L, pg_context_threads(check_context(L)));
   return 1;
@@ -126,6 +149,7 @@ static int context_cancelled(lua_State *L) {
 static const luaL_Reg methods[] = {{"device", context_device},
                                    {"describe", context_describe},
                                    {"available", context_available},
+                                   {"attention", context_attention},
                                    {"threads", context_threads},
                                    {"bytes", context_bytes},
                                    {"peak_bytes", context_peak_bytes},

@@ -67,10 +67,19 @@ local function routing_list(run)
   return core.json.array(list)
 end
 
+-- Which attention trains, where there is a choice: they differ in rounding.
+function config.attention(run)
+  local c = run.model_config
+  local line = errors.try(run.ctx:attention { compute = run.compute, batch = run.spec.batch.micro,
+    time = c.context, heads = c.heads, head_dim = c.head_dim })
+  return line ~= "" and line or nil
+end
+
 local function host_object(run)
   local host = core.host()
   return directory.object {
     { "device", run.ctx:device() }, { "device_name", errors.try(run.ctx:describe()).name },
+    { "attention", config.attention(run) },
     { "threads", run.ctx:threads() },
     { "cpu", host.cpu }, { "cores", host.cores }, { "cpu_level", run.ctx:cpu_level() },
   }

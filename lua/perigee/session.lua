@@ -308,13 +308,15 @@ function session.resume(path, options)
     end
     checkpoints.sweep(path)
     run.metrics = errors.try(core.metrics(run.ctx, path .. "/metrics.jsonl"))
-    errors.try(run.metrics:write {
+    local marker = {
       { "session", run.session }, { "session/from_update", run.update },
       { "session/recipe_changed", changed }, { "session/micro", run.spec.batch.micro },
       { "session/device", run.ctx:device() }, { "session/compute", run.compute },
-      { "session/recompute", run.spec.recompute },
-      { "session/started_at", core.time() },
-    })
+      { "session/recompute", run.spec.recompute }, { "session/started_at", core.time() },
+    }
+    local attention = config.attention(run)
+    if attention then marker[#marker + 1] = { "session/attention", attention } end
+    errors.try(run.metrics:write(marker))
     if not found then
       run.console:note(("no valid checkpoint in %s: starting over"):format(path))
     end

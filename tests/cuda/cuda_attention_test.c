@@ -1,5 +1,6 @@
 /* Causal attention on the device. In bf16 each side may round probabilities, and the sums that use
- * them, to 8 bits (2^-9 each) in its own place: bound 1e-2. */
+ * them, to 8 bits (2^-9 each) in its own place: bound 1e-2. On a GPU both the plain kernel and
+ * cuDNN's attention are compared, the latter where it runs. */
 #include "cuda_unit.h"
 
 typedef struct shape {
@@ -13,7 +14,8 @@ static void check_attention(const shape *s, pg_dtype type, double spread) {
   twin query = normals(type, n, spread), key = normals(type, n, 1), value = normals(type, n, 1);
   twin dout = normals(type, n, 1), out = poisoned(type, n);
   twin lse = poisoned(PG_F32, s->batch * s->heads * s->time);
-  twin dq = poisoned(type, n), dk = poisoned(type, n), dv = poisoned(type, n), dv2 = clone(&dv);
+  twin dq = poisoned(type, n), dk = poisoned(type, n), dv = poisoned(type, n);
+  twin again[3] = {poisoned(type, n), poisoned(type, n), poisoned(type, n)};
 #define SHAPE s->batch, s->time, s->heads, s->head_dim
 #define NAMED(what)                                                                                \
   (snprintf(name, sizeof name, "%s [%lld,%lld,%lld,%lld]", what, (long long)s->batch,              \
@@ -37,10 +39,13 @@ static void check_attention(const shape *s, pg_dtype type, double spread) {
   }
   CHECK_WITHIN(NAMED("dvalue"), &dv, bound);
   ON(GPU, attention_backward, type, P(dout), P(query), P(key), P(value), P(out), P(lse), SHAPE,
-     P(dq), P(dk), P(dv2));
-  void *a = from_gpu(&dv), *b = from_gpu(&dv2);
-  CHECK(!memcmp(a, b, twin_bytes(&dv)), "two runs differ");
-  free(a), free(b);
+     P(again[0]), P(again[1]), P(again[2]));
+  const twin *first[3] = {&dq, &dk, &dv};
+  for (int i = 0; i < 3; i++) {
+    void *a = from_gpu(first[i]), *b = from_gpu(&again[i]);
+    CHECK(!memcmp(a, b, twin_bytes(&dv)), "two runs differ in gradient %d", i);
+    free(a), free(b);
+  }
   drop_twins();
 }
 
@@ -72,11 +77,64 @@ TEST(long_sequence) {
   check_both(&(shape){1, UNIT_SLOW ? 261 : 1023, 1, 2}, 1);
 }
 
+#ifndef PG_CUDAEMU
+/* The shapes of the plain tests again, in bf16, as cuDNN divides them: whole tiles, the rest of a
+ * tile, shapes that it leaves to the plain kernel, and one that takes several parts. */
+TEST(cudnn) {
+  static const shape shapes[] = {
+      {2, 1, 2, 64},    {2, 37, 2, 18},   {2, 37, 2, 64},   {2, 37, 3, 72},   {2, 37, 2, 128},
+      {2, 128, 3, 64},  {1, 256, 3, 128}, {2, 1023, 2, 64}, {2, 1023, 2, 72}, {2, 1023, 2, 128},
+      {1, 1024, 2, 64}, {3, 130, 5, 64},  {9, 2048, 4, 8},
+  };
+  unit_seed(55);
+  for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+    const shape *s = &shapes[i];
+    char text[400] = "";
+    ON(GPU, attention_path, PG_BF16, s->batch, s->time, s->heads, s->head_dim, text, sizeof text);
+    printf("  [%lld,%lld,%lld,%lld]: %s\n", (long long)s->batch, (long long)s->time,
+           (long long)s->heads, (long long)s->head_dim, text);
+    CHECK(strncmp(text, "cuDNN", 5) == 0 || s->time == 1 || s->head_dim % 8 != 0);
+    check_attention(s, PG_BF16, 1);
+  }
+}
+
+TEST(cudnn_large_scores) {
+  unit_seed(56);
+  check_attention(&(shape){2, 150, 2, 64}, PG_BF16, 20);
+}
+
+/* Starts the device's queue again under another PG_ATTENTION; whether cuDNN works there. */
+static bool reopen(const char *wish) {
+  const pg_queue_options options = {.threads = 1};
+  struct side *gpu = &sides[GPU];
+  char text[400] = "";
+  gpu->k->queue_free(gpu->q);
+  if (wish)
+    setenv("PG_ATTENTION", wish, 1);
+  else
+    unsetenv("PG_ATTENTION");
+  if (gpu->k->queue_new(&options, &gpu->q, text, sizeof text) < 0 ||
+      gpu->k->attention_path(gpu->q, PG_BF16, 1, 1024, 1, 64, text, sizeof text) < 0)
+    abort();
+  printf("attention: %s\n", text);
+  return strncmp(text, "cuDNN", 5) == 0;
+}
+#endif
+
 int main(void) {
   open_sides();
+#ifndef PG_CUDAEMU
+  reopen("plain");
+#endif
   RUN(head_dims);
   RUN(times);
   RUN(large_scores);
   RUN(long_sequence);
+#ifndef PG_CUDAEMU
+  if (reopen(NULL)) {
+    RUN(cudnn);
+    RUN(cudnn_large_scores);
+  }
+#endif
   return close_sides();
 }

@@ -17,9 +17,9 @@ static pg_bench_sizes small_sizes(pg_dtype compute) {
 
 /* Operations that do no work on data, or none that the queue's time stamps see. */
 static bool is_kernel(const char *name) {
-  static const char *const others[] = {"alloc",         "release",  "synchronize", "device_info",
-                                       "upload_beside", "join",     "timestamp",   "elapsed",
-                                       "peak",          "workspace"};
+  static const char *const others[] = {"alloc",         "release",   "synchronize",   "device_info",
+                                       "upload_beside", "join",      "timestamp",     "elapsed",
+                                       "peak",          "workspace", "attention_path"};
   for (size_t i = 0; i < PG_COUNT(others); i++)
     if (!strcmp(name, others[i])) return false;
   return true;

@@ -101,6 +101,8 @@ GUARD(attention_backward, (pg_queue *q, pg_dtype t, const void *dout, const void
       const void *key, const void *value, const void *out, const float *lse, int64_t b,
       int64_t time, int64_t h, int64_t d, void *dq, void *dk, void *dv),
       q, t, dout, query, key, value, out, lse, b, time, h, d, dq, dk, dv)
+GUARD(attention_path, (pg_queue *q, pg_dtype t, int64_t b, int64_t time, int64_t h, int64_t d,
+      char *text, size_t size), q, t, b, time, h, d, text, size)
 GUARD(swiglu_forward, (pg_queue *q, pg_dtype t, const void *g, const void *u, int64_t n, void *y),
       q, t, g, u, n, y)
 GUARD(swiglu_backward, (pg_queue *q, pg_dtype t, const void *dy, const void *g, const void *u,

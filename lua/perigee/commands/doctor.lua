@@ -59,7 +59,14 @@ return function(words)
   local device = errors.try(ctx:describe())
   line("device", ("%s: %s"):format(ctx:device(), device.name))
   line("cuda", cuda_line(ctx, device))
-  line("compute", ("%s (auto)"):format(open.compute(ctx, "auto")))
+  local compute = open.compute(ctx, "auto")
+  line("compute", ("%s (auto)"):format(compute))
+  -- Of a common shape; a run's config.json says it of its own.
+  local attention, message = ctx:attention { compute = compute, batch = 8, time = 1024, heads = 8,
+    head_dim = 64 }
+  if attention ~= "" then
+    line("attention", attention or message:match("failed: (.*)") or message)
+  end
   line("threads", ctx:threads())
   line("openblas", host.openblas or "?")
   line("openblas mode", host.openblas_parallel or "?")
