@@ -22,7 +22,7 @@ describe("optimizers", function()
     local by_name = {}
     for _, o in ipairs(core.optimizers()) do by_name[o.name] = o end
     for _, name in ipairs { "adamw", "muon", "rownorm", "sgd", "lion", "signsgd", "scale", "rmnp",
-      "sinkgd", "moga", "scion", "modula", "normuon", "frozen" } do
+      "sinkgd", "moga", "scion", "modula", "normuon", "lausu", "frozen" } do
       assert.is_table(by_name[name], name)
       assert.are.same(by_name[name], core.optimizer(name):describe())
     end

@@ -43,6 +43,7 @@ local heads = {
   scion = function() return pg.optim.scion { map = "row", radius = 10 } end,
   modula = function() return pg.optim.modula { lr = 1e-2 } end,
   normuon = function() return pg.optim.normuon() end,
+  lausu = function() return pg.optim.lausu { lr = 1e-2, map = "hybrid", center = true } end,
   nuclear = function() return pg.optim.muon { lr = 1e-3, scale = "nuclear", average = "mean" } end,
   frozen = function() return pg.optim.frozen() end,
   mine = function() return mine { lr = 0.1 } end,
@@ -142,7 +143,7 @@ end)
 
 describe("a resume", function()
   for _, head in ipairs { "rownorm", "projected", "adamw", "muon", "sgd", "lion", "signsgd",
-    "scale", "rmnp", "sinkgd", "moga", "scion", "modula", "normuon", "nuclear",
+    "scale", "rmnp", "sinkgd", "moga", "scion", "modula", "normuon", "lausu", "nuclear",
     "frozen", "mine" } do
     it("continues exactly with " .. head .. " on the head", function()
       train(open("whole", { set = { head = head } }))

@@ -21,6 +21,19 @@ static const double dion[][3] = {{4.0848, -6.8946, 2.9270},
 static const double modula[][3] = {PARTS(3955, -8306, 5008), PARTS(3735, -6681, 3463),
                                    PARTS(3799, -6499, 3211), PARTS(4019, -6385, 2906),
                                    PARTS(2677, -3029, 1162), PARTS(2172, -1833, 682)};
+/* Published for singular values up to 1, and used for up to 1.05: x / 1.05 in place of x. The last
+ * is the fifth-order step of the inverse root and leaves 1 at 1. */
+#define FOR_105(a, b, c)                                                                           \
+  { a / 1.05, b / (1.05 * 1.05 * 1.05), c / (1.05 * 1.05 * 1.05 * 1.05 * 1.05) }
+static const double gram[][3] = {
+    FOR_105(8.28721201814563, -23.595886519098837, 17.300387312530933),
+    FOR_105(4.107059111542203, -2.9478499167379106, .5448431082926601),
+    FOR_105(3.9486908534822946, -2.908902115962949, .5518191394370137),
+    FOR_105(3.3184196573706015, -2.488488024314874, .51004894012372),
+    FOR_105(2.300652019954817, -1.6689039845747493, .4188073119525673),
+    FOR_105(1.891301407787398, -1.2679958271945868, .37680408948524835),
+    FOR_105(1.8750014808534479, -1.2500016453999487, .3750001645474248),
+    {1.875, -1.25, .375}};
 static const struct {
   const double (*steps)[3];
   int count;
@@ -28,7 +41,8 @@ static const struct {
 } sets[] = {[PG__QUINTIC] = {quintic, PG_COUNT(quintic), 1},
             [PG__POLAR_EXPRESS] = {polar_express, PG_COUNT(polar_express), 1.02},
             [PG__DION] = {dion, PG_COUNT(dion), 1},
-            [PG__MODULA] = {modula, PG_COUNT(modula), 1}};
+            [PG__MODULA] = {modula, PG_COUNT(modula), 1},
+            [PG__GRAM] = {gram, PG_COUNT(gram), 1}};
 
 int64_t pg__polar_bytes(int64_t count, int64_t rows, int64_t columns) {
   const int64_t small = pg__min(rows, columns);

@@ -23,7 +23,8 @@ typedef enum pg__coefficients {
   PG__QUINTIC,       /* Jordan et al. 2024 */
   PG__POLAR_EXPRESS, /* Amsel et al. 2025; expects the norm with 2 % to spare */
   PG__DION,          /* Ahn et al. 2025 */
-  PG__MODULA         /* Bernstein et al. 2025 */
+  PG__MODULA,        /* Bernstein et al. 2025 */
+  PG__GRAM           /* Lau and Su 2026 */
 } pg__coefficients;
 
 /* Bytes that `count` matrices take, in fp32; in bf16 they take no more. */

@@ -16,6 +16,7 @@
   X(scion)                                                                                         \
   X(modula)                                                                                        \
   X(normuon)                                                                                       \
+  X(lausu)                                                                                         \
   X(frozen)
 
 #define PG_DECLARE(name) extern const pg_optimizer pg__##name##_optimizer;

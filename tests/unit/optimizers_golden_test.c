@@ -12,9 +12,11 @@ static void read_golden(const json_t *array, double *out) {
 TEST(golden_cases) {
   /* `size`: no element of an increment exceeds size * lr; `roundings`: by how many U of that it is
    * off at most. Rows of length 1 and the like take some 20. Muon's are five steps, each times up
-   * to 3.4 in directions that start small; these start at 0.4 and more;
-   * Polar Express starts with 8 and 4, and passes 8 * 4 * 20 on at most here. Each of SinkGD's ten
-   * normalisations at most doubles what the numbers were off by, and adds three roundings. */
+   * to 3.4 in directions that start small; these start at 0.4 and more. Polar Express starts with
+   * 8 and 4, and passes 8 * 4 * 20 on at most here. Steps that converge pass on what moves the
+   * polar factor, the roundings before over a singular value at most, of which the least is 1/70 of
+   * the norm here: 70 * 5. Each of SinkGD's ten normalisations at most doubles what the numbers
+   * were off by, and adds three roundings. */
   const struct {
     const char *name, *optimizer;
     double lr, weight_decay, size, roundings;
@@ -45,6 +47,14 @@ TEST(golden_cases) {
       {"scion_spectral_constrained", "scion", 0.01, 1, 15, 66, {{"radius", 10}}},
       {"scion_rownorm_constrained", "scion", 0.01, 1, 5.8, 20, {{"map", 2}, {"radius", 10}}},
       {"modula_embed", "modula", 0.1, 0, 1.74, 20, {{"map", 1}}},
+      {"lausu_rownorm_lmhead", "lausu", 5e-3, 0, 1.5, 30, {{"center", 1}}},
+      {"lausu_right_polar_lmhead_exact",
+       "lausu",
+       1e-2,
+       0,
+       0.57,
+       350,
+       {{"map", 1}, {"center", 1}, {"steps", 12}}},
   };
   json_t *root = NULL;
   CHECK(pg__json_load(ctx, PG_TEST_DIR "/golden/optimizers.json", 0, &root) == 0, "%s",

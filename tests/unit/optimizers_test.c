@@ -8,7 +8,7 @@
 TEST(registry) {
   static const char *const names[] = {"adamw",   "muon",   "rownorm", "sgd",    "lion",
                                       "signsgd", "scale",  "rmnp",    "sinkgd", "moga",
-                                      "scion",   "modula", "normuon", "frozen"};
+                                      "scion",   "modula", "normuon", "lausu",  "frozen"};
   for (size_t i = 0; i < PG_COUNT(names); i++) {
     const pg_optimizer *o = pg_optimizer_find(names[i]);
     CHECK(o && pg_optimizer_at(i) == o, "%s", names[i]);
@@ -104,6 +104,7 @@ TEST(ranges) {
       {"scion", "alpha", 0, 1, true, ""},
       {"modula", "map", 0, 2, false, "\"linear\", \"embed\""},
       {"normuon", "beta2", 0, 1, false, "beta2 = 1"},
+      {"lausu", "map", 0, 3, false, "\"row\", \"right_polar\", \"hybrid\""},
       {"moga", "p", 0, 0.99, false, "p = 0.99"},
   };
   for (size_t i = 0; i < PG_COUNT(cases); i++) {
@@ -209,7 +210,7 @@ TEST(rownorm_has_the_bits_of_its_tensor_form) {
 
 static const char *const trained[] = {"adamw",   "muon",   "rownorm", "sgd",    "lion",
                                       "signsgd", "scale",  "rmnp",    "sinkgd", "moga",
-                                      "scion",   "modula", "normuon"};
+                                      "scion",   "modula", "normuon", "lausu"};
 
 TEST(zero_gradients) {
   for (size_t k = 0; k < PG_COUNT(trained); k++)
@@ -222,6 +223,7 @@ TEST(zero_gradients) {
         set(&j, "eps", variant == 1 ? 1e-300 : 1e-8);
       }
       if (strcmp(trained[k], "scion") == 0) set(&j, "map", variant + 1);
+      if (strcmp(trained[k], "lausu") == 0) set(&j, "map", variant);
       if (strcmp(trained[k], "modula") == 0) set(&j, "map", variant % 2);
       if (strcmp(trained[k], "sgd") == 0) set(&j, "momentum", variant * 0.4);
       const double zero[24] = {0};
