@@ -10,10 +10,13 @@ void pg__note_peak(pg_context *ctx) {
 }
 
 int pg__alloc(pg_context *ctx, size_t bytes, const char *what, void **out) {
+  int status = -1;
   *out = NULL;
   /* Half the address space is never there; beyond it the signed accounts would wrap. */
-  if (bytes > (size_t)INT64_MAX / 2 ||
-      ctx->kernels->alloc(ctx->queue, bytes ? bytes : 1, out) < 0 || !*out) {
+  if (bytes <= (size_t)INT64_MAX / 2)
+    status = ctx->kernels->alloc(ctx->queue, bytes ? bytes : 1, out);
+  if (status < -1) return pg__kernel_status(ctx, status, "alloc");
+  if (status < 0 || !*out) {
     *out = NULL;
     pg_device_info device;
     char free_text[64] = "";

@@ -34,9 +34,12 @@ fail:
 int pg__linear(const pg_activations *a, const pg_parameter *w, const void *x, int64_t n,
                const void *addend, void *out) {
   const int64_t in = w->columns;
-  return pg__product(a->context, 1, pg__plain(a->compute, x, n, in, in),
-                     pg__transpose(a->compute, pg__weight(w), w->rows, in, in), addend ? 1 : 0,
-                     addend, a->compute, out, w->rows);
+  pg__at(a->context, w->name, 0);
+  const int status = pg__product(a->context, 1, pg__plain(a->compute, x, n, in, in),
+                                 pg__transpose(a->compute, pg__weight(w), w->rows, in, in),
+                                 addend ? 1 : 0, addend, a->compute, out, w->rows);
+  pg__at(a->context, NULL, 0);
+  return status;
 }
 
 int pg__linear_backward(const pg_activations *a, const pg_parameter *w, const void *dy,
@@ -44,12 +47,14 @@ int pg__linear_backward(const pg_activations *a, const pg_parameter *w, const vo
   const pg_dtype type = a->compute;
   const int64_t in = w->columns, out = w->rows;
   int status;
+  pg__at(a->context, w->name, 0);
   PG_TRY(pg__product(a->context, 1, pg__plain(type, dy, n, out, out),
                      pg__plain(type, pg__weight(w), out, in, in), beta, NULL, type, dx, in));
   if (w->gradient)
     PG_TRY(pg__product(a->context, 1, pg__transpose(type, dy, n, out, out),
                        pg__plain(type, x, n, in, in), 1, NULL, PG_F32, w->gradient->data, in));
 fail:
+  pg__at(a->context, NULL, 0);
   return status;
 }
 

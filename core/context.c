@@ -223,9 +223,23 @@ int pg__fail_errno(pg_context *ctx, const char *action, const char *path, int er
   return pg_fail(ctx, code, "cannot %s '%s': %s", action, path, strerror(error));
 }
 
+/* " in update 7, block backward 3, model.layers.3.mlp.up_proj.weight", or less. */
+static void say_where(const pg_context *ctx, char *text, size_t size) {
+  const pg__place *p = ctx->depth ? &ctx->places[ctx->depth - 1] : NULL;
+  char update[40] = "", number[24] = "", others[32] = "";
+  if (ctx->update)
+    snprintf(update, sizeof update, "update %lld%s", (long long)ctx->update, p ? ", " : "");
+  if (p && p->number >= 0) snprintf(number, sizeof number, " %lld", (long long)p->number);
+  if (p && p->others) snprintf(others, sizeof others, " and %zu more", p->others);
+  snprintf(text, size, "%s%s%s%s%s%s%s", ctx->update || p ? " in " : "", update, p ? p->name : "",
+           number, p && p->parameter ? ", " : "", p && p->parameter ? p->parameter : "", others);
+}
+
 int pg__kernel_status(pg_context *ctx, int status, const char *operation) {
+  char where[256];
   if (status >= 0) return 0;
   const char *text = ctx->kernels->message(ctx->queue);
-  return pg_fail(ctx, PG_EDEVICE, "device \"%s\": %s failed: %s", ctx->kernels->name, operation,
-                 text && text[0] ? text : "no reason given");
+  say_where(ctx, where, sizeof where);
+  return pg_fail(ctx, PG_EDEVICE, "device \"%s\": %s failed%s: %s", ctx->kernels->name, operation,
+                 where, text && text[0] ? text : "no reason given");
 }

@@ -5,8 +5,9 @@ int pg_model_forward(const pg_model *model, pg_activations *a, const int32_t *to
                      int64_t time, const void **hidden) {
   pg_context *ctx = model->context;
   const pg_model_config *c = &model->config;
+  const pg_parameter *embedding = pg_model_embedding(model);
   int64_t n;
-  int status;
+  int status, place = -1;
   if (hidden) *hidden = NULL;
   a->model = NULL;
   a->stage = PG_STAGE_NONE;
@@ -23,10 +24,12 @@ int pg_model_forward(const pg_model *model, pg_activations *a, const int32_t *to
   PG_TRY(pg__check_ids(ctx, tokens, n, c->vocab, "token"));
   a->batch = batch;
   a->time = time;
+  place = pg__enter(ctx, PG__PART_BY_OPERATION, "forward", -1);
   PG_TRY(pg__bring_ids(ctx, tokens, n, a->tokens));
-  PG_LAUNCH(ctx, embedding_forward, a->compute, a->tokens[0], n,
-            pg__weight(pg_model_embedding(model)), c->width,
+  pg__at(ctx, embedding->name, 0);
+  PG_LAUNCH(ctx, embedding_forward, a->compute, a->tokens[0], n, pg__weight(embedding), c->width,
             c->layers ? a->blocks[0].input : a->output);
+  pg__at(ctx, NULL, 0);
   for (int64_t layer = 0; layer < c->layers; layer++)
     PG_TRY(pg__block_forward(model, a, layer,
                              layer + 1 < c->layers ? a->blocks[layer + 1].input : a->output));
@@ -36,6 +39,7 @@ int pg_model_forward(const pg_model *model, pg_activations *a, const int32_t *to
   a->stage = PG_STAGE_HIDDEN;
   if (hidden) *hidden = a->hidden;
 fail:
+  pg__leave(ctx, place);
   return status;
 }
 
@@ -52,22 +56,12 @@ static int nobody(void *self, size_t index) {
   return 0;
 }
 
-int pg_model_backward(const pg_model *model, pg_activations *a) {
-  return pg_model_backward_ready(model, a, nobody, NULL);
-}
-
-int pg_model_backward_ready(const pg_model *model, pg_activations *a, pg_ready_fn *ready,
-                            void *self) {
+static int backward(const pg_model *model, pg_activations *a, pg_ready_fn *ready, void *self) {
   pg_context *ctx = model->context;
   const pg_model_config *c = &model->config;
   int64_t n = a->batch * a->time;
   size_t first = first_trained(model);
   int status = 0;
-  if (a->model != model || a->stage != PG_STAGE_GRADIENT)
-    return pg_fail(
-        ctx, PG_ESTATE,
-        "pg_model_backward needs pg_model_forward and pg_head_loss with a gradient scale "
-        "before it, once each, on the same model");
   /* The blocks' buffers are consumed, so a second backward pass needs a new forward pass. */
   a->stage = PG_STAGE_CONSUMED;
   if (first + 1 >= model->count) return ready(self, 0); /* nothing below the head is trained */
@@ -82,10 +76,30 @@ int pg_model_backward_ready(const pg_model *model, pg_activations *a, pg_ready_f
     PG_TRY(pg__block_backward(model, a, layer));
     PG_TRY(ready(self, 1 + (size_t)layer * PG_BLOCK_MATRICES));
   }
-  if (model->parameters[0].gradient)
+  if (model->parameters[0].gradient) {
+    pg__at(ctx, model->parameters[0].name, 0);
     PG_LAUNCH(ctx, embedding_backward, a->compute, a->tokens[0], n, a->stream, c->width, c->vocab,
               model->parameters[0].gradient->data);
+  }
   PG_TRY(ready(self, 0));
 fail:
   return status;
+}
+
+int pg_model_backward_ready(const pg_model *model, pg_activations *a, pg_ready_fn *ready,
+                            void *self) {
+  pg_context *ctx = model->context;
+  if (a->model != model || a->stage != PG_STAGE_GRADIENT)
+    return pg_fail(
+        ctx, PG_ESTATE,
+        "pg_model_backward needs pg_model_forward and pg_head_loss with a gradient scale "
+        "before it, once each, on the same model");
+  const int place = pg__enter(ctx, PG__PART_BY_OPERATION, "backward", -1);
+  const int status = backward(model, a, ready, self);
+  pg__leave(ctx, place);
+  return status;
+}
+
+int pg_model_backward(const pg_model *model, pg_activations *a) {
+  return pg_model_backward_ready(model, a, nobody, NULL);
 }

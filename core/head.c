@@ -57,6 +57,7 @@ int pg__head_loss(const pg_model *model, pg_activations *a, const int32_t *targe
   PG_TRY(pg__check_ids(ctx, targets, n, model->config.vocab, "target"));
   span = pg__enter(ctx, PG_PART_HEAD, "head", -1);
   PG_TRY(pg__bring_ids(ctx, targets, n, a->targets));
+  pg__at(ctx, head->name, 0);
   for (int64_t first = 0; first < n; first += a->chunk) {
     int64_t rows = pg__min(a->chunk, n - first);
     PG_TRY(

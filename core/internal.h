@@ -9,12 +9,25 @@
 #include "profile.h"
 #include "tensor.h"
 
+/* What operations are called for now: see pg__enter. */
+typedef struct pg__place {
+  const char *name;
+  int64_t number;        /* -1: none */
+  const char *parameter; /* NULL: none in particular */
+  size_t others;         /* parameters beside it */
+  int span;              /* of the profile, -1 */
+} pg__place;
+#define PG__PLACES 8
+
 struct pg_context {
   const pg_kernels *kernels; /* the backend's table */
   pg_queue *queue;           /* the one queue all work of this context goes through */
   int threads, device_index;
   int64_t bytes, peak_bytes, live_tensors;
   pg_profile *profile; /* NULL: nothing is recorded */
+  int64_t update;      /* the one in progress, from 1; 0: none */
+  pg__place places[PG__PLACES];
+  int depth;           /* of places */
   volatile int cancel; /* set asynchronously */
   char message[1024];
 };
@@ -87,15 +100,28 @@ static inline void pg__end(pg_context *ctx) {
   if (ctx->profile) pg__profile_end(ctx);
 }
 /* Operations from enter to leave belong to `part` (PG__PART_BY_OPERATION: as outside) and to a span
- * `name`, with its number unless that is negative. `name` has to stay valid. Nested; leave takes
- * what enter gave, also on failure. */
+ * `name`, with its number unless that is negative; errors name the innermost, and the parameter
+ * that pg__at gave last in it. Names have to stay valid. Nested; leave takes what enter gave, also
+ * on failure, or -1 when enter was not reached. */
 int pg__profile_enter(pg_context *ctx, pg_part part, const char *name, int64_t number);
 void pg__profile_leave(pg_context *ctx, int span);
 static inline int pg__enter(pg_context *ctx, pg_part part, const char *name, int64_t number) {
-  return ctx->profile ? pg__profile_enter(ctx, part, name, number) : -1;
+  if (ctx->depth == PG__PLACES) return -1;
+  ctx->places[ctx->depth] =
+      (pg__place){.name = name,
+                  .number = number,
+                  .span = ctx->profile ? pg__profile_enter(ctx, part, name, number) : -1};
+  return ctx->depth++;
 }
-static inline void pg__leave(pg_context *ctx, int span) {
-  if (ctx->profile) pg__profile_leave(ctx, span);
+static inline void pg__leave(pg_context *ctx, int place) {
+  if (place < 0) return;
+  if (ctx->profile) pg__profile_leave(ctx, ctx->places[place].span);
+  ctx->depth = place;
+}
+static inline void pg__at(pg_context *ctx, const char *parameter, size_t others) {
+  if (ctx->depth == 0) return;
+  ctx->places[ctx->depth - 1].parameter = parameter;
+  ctx->places[ctx->depth - 1].others = others;
 }
 
 /* PG_LAUNCH(ctx, gemm, &g): call a kernel of the context's backend, jump to `fail` with `status`

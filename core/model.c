@@ -210,8 +210,9 @@ int pg_model_refresh(pg_model *model, const pg_parameter *parameter) {
   int status = 0;
   for (size_t i = 0; i < model->count; i++) {
     const pg_parameter *p = &model->parameters[i];
-    if (p->copy && (!parameter || p == parameter))
-      PG_LAUNCH(ctx, convert, PG_F32, p->value->data, PG_BF16, p->copy->data, p->rows * p->columns);
+    if (!p->copy || (parameter && p != parameter)) continue;
+    pg__at(ctx, p->name, 0);
+    PG_LAUNCH(ctx, convert, PG_F32, p->value->data, PG_BF16, p->copy->data, p->rows * p->columns);
   }
 fail:
   return status;

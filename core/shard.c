@@ -104,8 +104,9 @@ void pg_run_slot_bytes(const pg_run *run, int64_t *here, int64_t *everywhere) {
 
 int pg__exchange(pg_run *run) {
   pg_context *ctx = run->context;
-  int status;
+  int status, place;
   if (!run->sharded) return 0;
+  place = pg__enter(ctx, PG_PART_OPTIMIZER, "exchange", -1);
   for (size_t i = 0; i < pg_model_count(run->model); i++) {
     pg_parameter *p = pg_model_parameter(run->model, i);
     if (!p->gradient) continue;
@@ -119,8 +120,8 @@ int pg__exchange(pg_run *run) {
   }
   PG_TRY(pg_comm_finish(run->comm, ctx));
   PG_TRY(pg_model_refresh(run->model, NULL));
-  return 0;
 fail:
+  pg__leave(ctx, place);
   return status;
 }
 

@@ -29,7 +29,9 @@ static int gradients_ready(void *self, size_t index) {
     if (!p->gradient) continue;
     int64_t n = p->rows * p->columns;
     /* Tells whose gradient was not finite, which the sum over the ranks no longer does. */
+    pg__at(ctx, p->name, 0);
     PG_LAUNCH(ctx, sum, p->gradient->data, n, true, &run->local_sums[run->next_ready]);
+    pg__at(ctx, NULL, 0);
     run->filled += pg__round_up(n, 64);
   }
   if (run->filled > run->reduced && (index == 0 || run->filled - run->reduced >= BUCKET_ELEMENTS)) {
@@ -118,7 +120,7 @@ static double per_token(const pg_run *run) {
 static int accumulate(pg_run *run) {
   pg_context *ctx = run->context;
   const int64_t rounds = run->rounds;
-  int status;
+  int status, span = pg__enter(ctx, PG__PART_BY_OPERATION, "gradients", -1);
   PG_LAUNCH(ctx, zero, run->gradients->data,
             (size_t)pg_tensor_elements(run->gradients) * sizeof(float));
   for (int64_t m = 0; m < rounds; m++) {
@@ -144,8 +146,8 @@ static int accumulate(pg_run *run) {
     }
   }
   PG_TRY(pg_comm_finish(run->comm, ctx));
-  return 0;
 fail:
+  pg__leave(ctx, span);
   return status;
 }
 
@@ -171,6 +173,7 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
   if (run->torn)
     return pg_fail(ctx, PG_ESTATE, "update %lld failed halfway; load a checkpoint to go on",
                    (long long)(run->updates + 1));
+  ctx->update = run->updates + 1;
   pg_loader_get_state(run->loader, &run->before);
   run->have_gradients = false;
   PG_TRY(pg__run_prepare(run));
@@ -181,9 +184,11 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
   for (size_t i = 0; i < pg_model_count(run->model); i++) {
     const pg_parameter *p = pg_model_parameter(run->model, i);
     if (!p->gradient) continue;
+    pg__at(ctx, p->name, 0);
     PG_LAUNCH(ctx, sum, p->gradient->data, p->rows * p->columns, true, &run->sums[count]);
     count++;
   }
+  pg__at(ctx, NULL, 0);
   PG_LAUNCH(ctx, clip_factor, run->sums, count, run->max_norm, &run->report->clip);
   /* The one wait of an update. A refused update leaves weights, slots and counts as they were, but
    * the first increment that is queued moves slots, which no kernel puts back, and an optimizer may
@@ -205,6 +210,7 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
   out->wait_seconds = pg_loader_wait_seconds(run->loader) - wait;
   out->seconds = now() - start;
   run->have_gradients = true;
+  ctx->update = 0;
   return 0;
 fail:; /* A declaration may follow a label since C23 only. */
   /* A failed update must leave the data position where a retry or a checkpoint expects it. The
@@ -212,6 +218,7 @@ fail:; /* A declaration may follow a label since C23 only. */
    * ranks; anything else happened here alone. */
   char message[sizeof ctx->message];
   pg__leave(ctx, span);
+  ctx->update = 0;
   memcpy(message, ctx->message, sizeof message);
   if (status != PG_ENONFINITE) pg_comm_fail(run->comm, message);
   pg_loader_set_state(run->loader, &run->before);
@@ -275,8 +282,10 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
                               .apply = o->applies,
                               .keep = 1 - decay * (a->independent_decay ? a->scale : lr),
                               .copies = copies};
+  pg__at(ctx, parameters[0]->name, count - 1);
   PG_TRY(o->increment(&group, o->self));
   for (size_t i = 0; i < count && !o->applies; i++) {
+    pg__at(ctx, parameters[i]->name, 0);
     const pg_target to = {.value = values[i], .copy = copies[i], .keep = group.keep};
     PG_LAUNCH(ctx, apply, 1, PG_F32, increments[i], rows * columns, 1, &to);
   }
@@ -348,9 +357,11 @@ int pg_run_apply(pg_run *run, pg_step *out) {
                    "pg_run_gradients first");
   run->have_gradients = false;
   run->torn = true; /* until every weight is updated */
+  run->context->update = run->updates + 1;
   for (int a = 0; a < run->assigned_count; a++) PG_TRY(update_assignment(run, run->assigned[a]));
   PG_TRY(pg__exchange(run));
   run->torn = false;
+  run->context->update = 0;
   run->updates++;
   run->tokens += run->sequences * run->time;
   out->update = run->updates;
@@ -358,6 +369,7 @@ int pg_run_apply(pg_run *run, pg_step *out) {
   out->seconds += now() - start;
   return 0;
 fail:
+  run->context->update = 0;
   pg_comm_fail(run->comm, pg_context_message(run->context));
   return status;
 }

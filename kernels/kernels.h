@@ -20,7 +20,8 @@
 typedef struct pg_queue pg_queue;
 
 /* ---- memory ---------------------------------------------------------------------------- */
-/* 64-byte aligned device memory; *out is NULL on failure. */
+/* 64-byte aligned device memory; *out is NULL on failure: -1 when there is no room, -2 when the
+ * device does not work. */
 typedef int pg_alloc_fn(pg_queue *q, size_t bytes, void **out);
 typedef void pg_release_fn(pg_queue *q, void *memory);
 typedef int pg_upload_fn(pg_queue *q, void *device, const void *host, size_t bytes);

@@ -66,4 +66,45 @@ describe("a run on a device", function()
       end
     end
   end)
+
+  -- AdamW has two parameters: its third call is in the second update. A forward pass makes at least
+  -- three and at most seven products for each block.
+  local failures = {
+    ["adamw:3"] = "adamw failed in update 2, adamw, model.embed_tokens.weight: ",
+    ["adamw:4"] = "adamw failed in update 2, adamw, lm_head.weight: ",
+    ["momentum:1"] = "momentum failed in update 1, muon, model%.layers%.[%w_.]+ and %d+ more: ",
+    ["cublasLtMatmul:7"] = "gemm failed in update 1, block forward %d, "
+      .. "model%.layers%.%d%.[%w_.]+: cublasLtMatmul: ",
+    ["attention_forward:2"] = "attention_forward failed in update 1, block forward 1: ",
+    ["attention_dquery:1"] = "attention_backward failed in update 1, block backward 1: ",
+    ["scale_by_factor:2"] = "clip_apply failed in update 2, clip: ",
+  }
+  -- Work that fails while it runs shows at the next wait, or with PG_CUDA_SYNC at its launch.
+  local late = {
+    ["PG_CUDA_SYNC=0"] = "download failed in update %d, clip: an illegal memory access .* "
+      .. "the last kernel queued was [%w_]+",
+    ["PG_CUDA_SYNC=1"] = "[%w_]+ failed in update %d, [%w_ ]+.*: [%w_<>]+: an illegal memory",
+  }
+
+  local function one_line(err, text)
+    local said = err:gsub("perigee: saved [^\n]*\n", "")
+    assert.is_true(support.one_line(said, 'EDEVICE: device "cuda": '), err)
+    assert.matches(text, said)
+  end
+  for fault, text in pairs(failures) do
+    emulated_it("says what failed where: " .. fault, function()
+      local code, err = trained({ head = "adamw", micro = 8, diagnostics = false },
+        "CUDAEMU_FAIL=" .. fault)
+      assert.equal(1, code)
+      one_line(err, text)
+    end)
+  end
+  for environment, text in pairs(late) do
+    emulated_it("says when queued work failed, " .. environment, function()
+      local code, err = trained({ head = "adamw", diagnostics = false },
+        environment .. " CUDAEMU_FAIL=execute:1400")
+      assert.equal(1, code)
+      one_line(err, text)
+    end)
+  end
 end)

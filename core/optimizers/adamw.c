@@ -25,6 +25,7 @@ static int adamw_increment(const pg_increment_group *group, void *self) {
                   .correction1 = 1 / pg__bias_correction(h[BETA1], n),
                   .correction2 = 1 / pg__bias_correction(h[BETA2], n)};
     const pg_target to = pg__target(group, i);
+    pg__on(group, i);
     PG_LAUNCH(ctx, adamw, &a, group->gradients[i], group->rows * group->columns,
               (float *)group->slots[i][FIRST], (float *)group->slots[i][SECOND], &to);
   }

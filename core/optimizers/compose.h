@@ -3,6 +3,7 @@
 #define PG_OPTIMIZERS_COMPOSE_H
 
 #include "../internal.h"
+#include "../model.h"
 #include "../optimizer.h"
 #include <math.h>
 
@@ -40,6 +41,10 @@ static inline pg_view pg__input_view(const float *data, int64_t columns) {
 /* One number per row, or with `columns` 1 a vector of numbers. */
 static inline pg_view pg__per_row_view(float *data) {
   return (pg_view){data, 1, 0};
+}
+/* What follows concerns parameter i of the group: for the text of an error. */
+static inline void pg__on(const pg_increment_group *group, size_t i) {
+  if (group->parameters) pg__at(group->context, group->parameters[i]->name, 0);
 }
 /* Where the increments of parameter i of the group go. */
 static inline pg_target pg__target(const pg_increment_group *group, size_t i) {

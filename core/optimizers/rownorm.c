@@ -68,6 +68,7 @@ static int rownorm_increment(const pg_increment_group *group, void *self) {
         .beta = h[BETA],
         .offset = fmax(h[EPS] * pg__bias_correction(h[BETA], group->updates[i]), FLT_MIN)};
     const pg_target to = pg__target(group, i);
+    pg__on(group, i);
     if (project) {
       if (!to.increment && !memory)
         PG_TRY(pg__alloc(ctx, bytes, "rownorm's projected increments", &memory));

@@ -17,6 +17,7 @@ static int sgd_increment(const pg_increment_group *group, void *self) {
   for (size_t i = 0; i < group->count; i++) {
     float *b = group->slots[i][BUFFER];
     const pg_target to = pg__target(group, i);
+    pg__on(group, i);
     PG_LAUNCH(ctx, momentum, group->hypers[MOMENTUM], false, 1, &group->gradients[i], &b, n, NULL,
               NULL);
     PG_LAUNCH(ctx, apply, -group->lr, PG_F32, b, n, 1, &to);

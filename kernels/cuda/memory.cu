@@ -162,7 +162,7 @@ int pg_cuda_alloc(pg_queue *q, size_t bytes, void **out) {
       cudaGetLastError();
       return no_memory(q, bytes);
     }
-    if (error != cudaSuccess) return pg_cuda_fail(q, "cudaMalloc", error);
+    if (error != cudaSuccess) return pg_cuda_fail(q, "cudaMalloc", error) - 1;
     m->blocks[*out] = {*out, size, true, false, NULL};
   } catch (const std::bad_alloc &) {
     if (*out) cudaFree(*out);

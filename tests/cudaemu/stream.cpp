@@ -167,7 +167,8 @@ cudaError_t cudaemu_launch(const char *text, dim3 grid, dim3 block, size_t smem,
                            const cudaemu_argument *arguments, int count) {
   std::shared_ptr<cudaemu_body> owned(body);
   ENTER("launch", cudaErrorLaunchFailure);
-  if (injected(std::string(text, (size_t)name_length(text)).c_str()))
+  const char *kernel = text + (text[0] == '('); /* without template arguments */
+  if (injected(std::string(kernel, strcspn(kernel, "<,)")).c_str()))
     return fail(cudaErrorLaunchFailure);
   const uint64_t threads = (uint64_t)block.x * block.y * block.z;
   if (!grid.x || !grid.y || !grid.z || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535 ||
