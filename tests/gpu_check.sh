@@ -89,11 +89,12 @@ check "no GPU: one line" says "^tools/gpu-check: there is no GPU: NVIDIA-SMI has
 check "no GPU: one line" test "$(wc -l <"$work/output")" = 1
 
 # All of it; of the tests on the device only quick ones.
-fast='^(doctor|specs|cuda_(dense|optimizer)|unit_none|memcheck:cuda_dense|kernels|bench|torch.*)$'
+fast='^(doctor|specs|cuda_(dense|optimizer|attention_plain)|memcheck:cuda_dense|kernels|bench.*|'
+fast+='torch.*)$'
 check "everything" gpu_check 0 --only "$fast"
 for line in '^Emulated GPU \(emulated' '^cuda +[0-9]+ +0 ' '^memcheck +[0-9]+ +0 ' \
   '^measured peaks: [0-9]' '^cross_entropy.* [0-9.]+$' '^perigee, (adamw|rownorm) head' \
-  '^torch eager' '^perigee / torch .*x tokens/s, .*x memory$' \
+  '^perigee without cuDNN' '^torch eager' '^perigee / torch .*x tokens/s, .*x memory$' \
   '^exact diameter, rownorm head, d = 64: 0' \
   '^[0-9]+ passed, 0 failed$'; do
   check "table: $line" says "$line"

@@ -86,9 +86,12 @@ exec lua5.4 "$here/share/lua/busted" "$@"
 SH
 chmod +x "$bundle/bin/busted"
 
-# cudnn-frontend, headers only. Where there is no nvcc they are not fetched.
 frontend=$(cudnn_frontend build/cudnn-frontend)
-[ -z "$frontend" ] || cp -rL "$frontend"/* "$bundle/include/"
+if [ -n "$frontend" ]; then
+  cp -r "$frontend"/cudnn_* "$bundle/include/"
+  mkdir -p "$bundle/share/doc"
+  cp -r "$frontend"/../nvidia_cudnn_frontend-*.dist-info "$bundle/share/doc/"
+fi
 
 glibc=$(objdump -T "$bundle"/lib{,exec}/*.so.* "$bundle"/bin/{cmake,ninja,lua5.4} |
   grep -oE 'GLIBC_2\.[0-9]+' | sort -uV | tail -n 1)

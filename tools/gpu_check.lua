@@ -19,6 +19,7 @@ print(("%s%s%s, compute capability %s, %d MiB, driver %s, nvcc %s; commit %s"):f
   machine.gpus > 1 and (" (%d)"):format(machine.gpus) or "",
   machine.emulated and " (emulated: times mean nothing)" or "", machine.compute_capability,
   machine.memory_mib, machine.driver, machine.nvcc ~= "" and machine.nvcc or "-", result.commit))
+if machine.attention ~= "" then print("attention: " .. machine.attention) end
 
 -- ---- tests: one line per group of steps ------------------------------------------------------
 local groups, order = {}, {}
@@ -98,6 +99,9 @@ if #ours + #theirs > 0 then
   for _, case in ipairs(ours) do
     print_update(("perigee, %s head, %s"):format(case.head, case.compute), case,
       get(case, "utilisation"))
+  end
+  for _, case in ipairs(list(result.plain, "cases")) do
+    print_update("perigee without cuDNN", case, get(case, "utilisation"))
   end
   for _, case in ipairs(theirs) do
     local name = ("%s, %s head, %s"):format(case.name, case.head, case.compute)

@@ -53,12 +53,13 @@ need_packages() {
   }
 }
 
+have_nvcc() { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }
+
 # cudnn_frontend FOLDER: print where the headers of cudnn-frontend are, a Python package of 12 MB
-# that is installed into FOLDER where nvcc is. When it cannot be had, say why and print nothing:
+# that is installed into FOLDER. When it cannot be had, say why and print nothing:
 # the build then leaves attention through cuDNN out.
 cudnn_frontend() {
   local folder python
-  command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] || return 0
   mkdir -p "$1"
   folder=$(realpath "$1") python=$folder/venv/bin/python
   if [ ! -f "$folder/include/cudnn_frontend.h" ] && ! {
