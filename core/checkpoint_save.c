@@ -71,7 +71,7 @@ typedef struct gathered {
 
 static int gather(const pg_named_tensor *item, pg_tensor **out) {
   const gathered *g = item->self;
-  return pg__gather_slot(g->run, g->parameter, g->slot, out);
+  return pg_run_gather_slot(g->run, g->parameter, g->slot, out);
 }
 
 /* Slots in the order of the parameters, as safetensors. All ranks bring their parts; the first one
@@ -211,23 +211,24 @@ fail:
 }
 
 /* A run that diverged in its last update would fail at its next one; its last finite checkpoint is
- * worth more than a newer one that cannot continue. */
+ * worth more than a newer one that cannot continue. The ranks decide together. */
 static int check_weights(const pg_run *run) {
   pg_context *ctx = run->context;
-  double *sum = NULL, host;
+  const size_t count = pg_model_count(run->model);
+  double *sum = NULL, host, bad = 0; /* parameters from the first bad one to the last */
   int status;
   PG_TRY(pg__alloc(ctx, sizeof *sum, "a check of the weights", (void **)&sum));
-  for (size_t i = 0; i < pg_model_count(run->model); i++) {
+  for (size_t i = 0; i < count && bad == 0; i++) {
     const pg_parameter *p = pg_model_parameter(run->model, i);
     PG_LAUNCH(ctx, sum, p->value->data, p->rows * p->columns, false, sum);
     PG_LAUNCH(ctx, download, &host, sum, sizeof host);
-    if (!isfinite(host)) {
-      status = pg_fail(ctx, PG_ENONFINITE,
-                       "the weights of %s are not finite after update %lld: nothing was saved",
-                       p->name, (long long)run->updates);
-      goto fail;
-    }
+    if (!isfinite(host)) bad = (double)(count - i);
   }
+  PG_TRY(pg_comm_meet(run->comm, ctx, "a checkpoint", &bad, 1));
+  if (bad > 0)
+    status = pg_fail(
+        ctx, PG_ENONFINITE, "the weights of %s are not finite after update %lld: nothing was saved",
+        pg_model_parameter(run->model, count - (size_t)bad)->name, (long long)run->updates);
 fail:
   pg__release(ctx, sum, sizeof *sum);
   return status;
@@ -299,7 +300,6 @@ static int save(const pg_run *run, const char *path, const pg_checkpoint_options
   int n = snprintf(temporary, sizeof temporary, "%s.tmp-%ld", path, (long)getpid());
   if (n < 0 || n >= (int)sizeof temporary)
     return pg_fail(ctx, PG_EINVAL, "the path %.80s... is too long", path);
-  PG_TRY(check_weights(run));
   PG_TRY(check_target(ctx, path));
   PG_TRY(pg_file_remove_tree(ctx, temporary));
   PG_TRY(pg_file_make_folders(ctx, temporary));
@@ -342,11 +342,13 @@ int pg_checkpoint_save(const pg_run *run, const char *path, const pg_checkpoint_
                    "on from the last checkpoint",
                    (long long)(run->updates + 1));
   PG_TRY(pg_run_check((pg_run *)run));
+  if ((status = check_weights(run)) == PG_ENONFINITE) return status; /* on all ranks */
+  PG_TRY(status);
   if (pg_comm_rank(run->comm) == 0)
     PG_TRY(save(run, path, options));
   else
     PG_TRY(write_slots(run, NULL));
-  PG_TRY(pg_comm_barrier(run->comm, ctx)); /* it is there for all */
+  PG_TRY(pg_comm_meet(run->comm, ctx, "a checkpoint on disk", NULL, 0));
   return 0;
 fail:
   pg_comm_fail(run->comm, pg_context_message(ctx));

@@ -111,10 +111,6 @@ int pg_comm_sum_f64(pg_comm *comm, pg_context *ctx, double *data, int64_t count)
 int pg_comm_max_f64(pg_comm *comm, pg_context *ctx, double *data, int64_t count) {
   return reduce(comm, ctx, NULL, data, count, PG__COMM_F64, PG__COMM_MAX);
 }
-int pg_comm_barrier(pg_comm *comm, pg_context *ctx) {
-  double nothing = 0;
-  return pg_comm_max_f64(comm, ctx, &nothing, 1);
-}
 
 static int broadcast(pg_comm *comm, pg_context *ctx, pg_queue *queue, void *data, int64_t bytes,
                      int root) {
@@ -131,6 +127,47 @@ int pg_comm_broadcast(pg_comm *comm, pg_context *ctx, void *data, int64_t bytes,
 }
 int pg_comm_broadcast_host(pg_comm *comm, pg_context *ctx, void *data, int64_t bytes, int root) {
   return broadcast(comm, ctx, NULL, data, bytes, root);
+}
+
+/* A name as a whole number that fp64 holds (FNV-1a). */
+static double fingerprint(const char *name) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (; *name; name++) hash = (hash ^ (unsigned char)*name) * 0x100000001b3u;
+  return (double)(hash >> 12);
+}
+
+/* All ranks are in pg_comm_meet, but not for the same reason. */
+static int name_apart(pg_comm *comm, pg_context *ctx, const char *what) {
+  char here[256], first[sizeof here] = "", line[sizeof comm->failure] = "";
+  int status, apart = -1;
+  for (int r = 0; r < comm->world; r++) {
+    snprintf(here, sizeof here, "%s", what);
+    PG_TRY(pg_comm_broadcast_host(comm, ctx, here, sizeof here, r));
+    if (r == 0) memcpy(first, here, sizeof first);
+    if (apart >= 0 || strcmp(here, first) == 0) continue;
+    apart = r;
+    snprintf(line, sizeof line,
+             "rank %d is at %s while rank 0 is at %s: what takes all ranks must not be called by "
+             "some of them",
+             r, here, first);
+  }
+  pg__comm_note(comm, apart, line);
+  status = ended(comm, ctx);
+fail:
+  return status;
+}
+
+int pg_comm_meet(pg_comm *comm, pg_context *ctx, const char *what, double *values, int count) {
+  double numbers[PG_COMM_VALUES + 2] = {fingerprint(what), -fingerprint(what)};
+  int status;
+  if (!comm->ops) return 0;
+  for (int i = 0; i < count; i++) numbers[i + 2] = values[i];
+  PG_TRY(pg_comm_max_f64(comm, ctx, numbers, PG_COMM_VALUES + 2));
+  if (numbers[0] != -numbers[1]) return name_apart(comm, ctx, what);
+  for (int i = 0; i < count; i++) values[i] = numbers[i + 2];
+  return 0;
+fail:
+  return status;
 }
 
 int pg_comm_finish(pg_comm *comm, pg_context *ctx) {

@@ -68,7 +68,12 @@ int pg_comm_finish(pg_comm *comm, pg_context *ctx);
 int pg_comm_sum_f64(pg_comm *comm, pg_context *ctx, double *data, int64_t count);
 int pg_comm_max_f64(pg_comm *comm, pg_context *ctx, double *data, int64_t count);
 int pg_comm_broadcast_host(pg_comm *comm, pg_context *ctx, void *data, int64_t bytes, int root);
-int pg_comm_barrier(pg_comm *comm, pg_context *ctx);
+/* Wait until every rank is at the call that `what` names ("the end of update 3"). Of `values` each
+ * rank gets the largest of all ranks; at most PG_COMM_VALUES, NULL for none. When a rank is at
+ * another such call (a hook that only one rank runs, say) it is PG_EPEER on all of them, with both
+ * names. Whatever hooks can start that takes all ranks begins with it. */
+int pg_comm_meet(pg_comm *comm, pg_context *ctx, const char *what, double *values, int count);
+#define PG_COMM_VALUES 14
 
 /* Tell the other ranks that this one cannot go on. Their present or next call fails with "rank R
  * failed: TEXT". Only the first failure counts. */

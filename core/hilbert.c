@@ -51,6 +51,7 @@ static int add_ranges(pg_comm *comm, pg_context *ctx, float *ranges, int64_t cou
     goto fail;
   }
   for (int64_t i = 0; i < count; i++) wide[i] = ranges[i];
+  PG_TRY(pg_comm_meet(comm, ctx, "a Hilbert range", NULL, 0));
   PG_TRY(pg_comm_sum_f64(comm, ctx, wide, count));
   for (int64_t i = 0; i < count; i++) ranges[i] = (float)wide[i];
 fail:

@@ -49,6 +49,9 @@ pg_model *pg_run_model(const pg_run *run);
 pg_comm *pg_run_comm(const pg_run *run);
 /* Whether slots are split over several ranks. */
 bool pg_run_sharded(const pg_run *run);
+/* All of slot s of p's optimizer, whose parts the ranks hold: a new tensor on every rank. Takes all
+ * ranks. */
+int pg_run_gather_slot(const pg_run *run, const pg_parameter *p, size_t s, pg_tensor **out);
 /* Bytes of slots that this rank holds, and that all ranks together hold. */
 void pg_run_slot_bytes(const pg_run *run, int64_t *here, int64_t *everywhere);
 pg_loader *pg_run_loader(const pg_run *run);

@@ -66,8 +66,6 @@ int pg__share_out(pg_run *run, const pg_optimizer *o, pg_parameter *const *param
 int pg__slot_part(const pg_run *run, const pg_parameter *p, const pg_slot *slot, int64_t shape[2]);
 /* Give all ranks the weights and kept increments that each has made. */
 int pg__exchange(pg_run *run);
-/* A new tensor with all of slot s, on every rank. */
-int pg__gather_slot(const pg_run *run, const pg_parameter *p, size_t s, pg_tensor **out);
 
 /* A run without memory, of a model that may have none, for its assignments. */
 int pg__run_describe(pg_model *model, const pg_run_options *options, pg_run **out);

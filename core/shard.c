@@ -125,7 +125,7 @@ fail:
   return status;
 }
 
-int pg__gather_slot(const pg_run *run, const pg_parameter *p, size_t s, pg_tensor **out) {
+int pg_run_gather_slot(const pg_run *run, const pg_parameter *p, size_t s, pg_tensor **out) {
   pg_context *ctx = run->context;
   const pg_slot *slot = &optimizer_of(run, p)->slots[s];
   const int rank = pg_comm_rank(run->comm), world = pg_comm_world(run->comm);

@@ -75,6 +75,7 @@ int pg_validate_shared(const pg_model *model, pg_activations *a, pg_loader *load
   pg_context *ctx = pg_model_context(model);
   int status;
   PG_TRY(pg_validate(model, a, loader, batches, loss));
+  PG_TRY(pg_comm_meet(comm, ctx, "a validation", NULL, 0));
   PG_TRY(pg_comm_sum_f64(comm, ctx, loss, 1));
   *loss /= pg_comm_world(comm); /* all ranks have as many sequences */
   return 0;

@@ -5,8 +5,8 @@ local p = pg.params {
   golden = "tests/golden/trajectory", data = "", head = pg.choice { "adamw", "rownorm" },
   sequences = 8, micro = 2, updates = 40, last = 40, shard = true, timeout = 60.0,
   layers = 2, width = 32,
-  fault = pg.choice { "none", "nan", "hook", "exit", "kill", "hang", "data", "stop", "signal",
-    "optimizer", "save" },
+  fault = pg.choice { "none", "nan", "overflow", "hook", "exit", "kill", "hang", "data", "end",
+    "stop", "signal", "optimizer", "slots", "alone" },
   rank = 1, at = 3, every = 40, own = false,
 }
 
@@ -17,15 +17,33 @@ local head = {
 
 local faults = {
   nan = function(run) run:edit(run.head, function(w) w:fill_(0 / 0) end) end,
+  -- Logits beyond the largest number, from weights that are finite.
+  overflow = function(run) run:edit(run.head, function(w) w:fill_(3e38) end) end,
   hook = function() error("this hook is broken", 0) end,
   exit = function() os.exit(7) end,
   kill = function() os.execute("kill -KILL $PPID") end,
   hang = function() core.sleep(10) end,
+  ["end"] = function()
+    for n = 1, 3 do
+      assert(io.open(("%s/fineweb_train_%06d.bin"):format(p.data, n), "w")):close()
+    end
+  end,
+  alone = function(run) print(run.head.slots) end,
   stop = function(run) run:stop("enough") end,
   signal = function() os.execute("kill -TERM $PPID") end,
 }
 
 local function here(run) return run.rank == p.rank end
+
+-- Norms of all slots, which are as large on every rank as on one.
+local function weigh_slots(run)
+  for _, name in ipairs { run.head.name, "model.embed_tokens.weight",
+    "model.layers.1.mlp.down_proj.weight" } do
+    for slot, tensor in pairs(run:parameter(name).slots) do
+      run:log(("slots/%s/%s"):format(name, slot), tensor:norm())
+    end
+  end
+end
 
 -- A Lua optimizer works on whole matrices: each rank updates those that it owns.
 local my_muon = pg.optim.define {
@@ -59,6 +77,7 @@ return pg.recipe {
       if fault and here(run) and run.update == p.at then fault(run) end
     end),
     pg.every(1, pg.diagnostics.head_diameter()),
+    pg.every(10, function(run) if p.fault == "slots" then weigh_slots(run) end end),
     pg.every(10, pg.diagnostics.validation { tokens = 384,
       hilbert_panel = { tokens = 200, ranks = 2, micro = 2 } }),
     pg.every(20, function(run) print(("printed at %d"):format(run.update)) end),

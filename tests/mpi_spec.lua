@@ -147,6 +147,33 @@ describe("ranks", function()
     assert.is_true(same(one_rank { head = "rownorm" }, out) > 200)
   end)
 
+  mpi_it("give hooks whole slots", function()
+    local compared = 0
+    local settings = { fault = "slots", sequences = 6, head = "rownorm", last = 20 }
+    local whole, code, _, err = train(0, settings)
+    assert.equal(0, code, err)
+    local _, want = support.metrics(whole)
+    settings.micro = 1
+    for _, shard in ipairs { true, false } do
+      settings.shard = shard
+      local out
+      out, code, _, err = train(3, settings)
+      assert.equal(0, code, err)
+      local _, got = support.metrics(out)
+      for _, update in ipairs { 10, 20 } do
+        for name, x in pairs(want[update]) do
+          if name:match("^slots/") then
+            -- Norms of sums of gradients, which agree to 5e-6 (SPEC §7).
+            local y = got[update][name]
+            assert.is_true(math.abs(x - y) <= 5e-6 * x, ("%s: %.9g and %.9g"):format(name, x, y))
+            compared = compared + 1
+          end
+        end
+      end
+    end
+    assert.equal(2 * 2 * 4, compared) -- momentum, m and v, momentum
+  end)
+
   mpi_it("show who would do what with --dry-run", function()
     local folder = support.folder()
     local code, stdout, err = support.shell(("cd %s && %s%s -n 3 %s"):format(folder, environment,
@@ -180,17 +207,39 @@ describe("ranks", function()
   end)
 end)
 
--- What the failing rank and the others say; all end, in time.
-local function fails(settings, own, others, options)
-  options = options or {}
+-- Exit codes of the ranks of a command, by rank, and its standard error. mpirun tells only one of
+-- them, and ends the shells that keep the others as soon as a first rank has failed.
+local function codes_of(ranks, folder, words)
+  local _, _, err = support.shell(("cd %s && %s%s --mca odls_base_sigkill_timeout 2 -n %d sh -c %s")
+    :format(support.quote(support.root), environment, start, ranks, support.quote(
+      ("trap '' TERM; %s; echo $? >%s/code$OMPI_COMM_WORLD_RANK"):format(words, folder))))
+  local codes = {}
+  for rank = 0, ranks - 1 do
+    codes[rank] = tonumber(core.fs.read(("%s/code%d"):format(folder, rank)) or "")
+  end
+  return codes, err
+end
+
+-- What the failing rank and the others say; all end, in time, and none with success.
+local function fails(settings, own, others, ended)
   settings.sequences, settings.micro = 6, 2
+  local folder = support.folder()
+  local out = folder .. "/run"
   local before = core.clock()
-  local out, code, _, err = train(3, settings)
+  local codes, err = codes_of(3, folder,
+    words_of({ "train", recipe, "--out", out }, settings))
   local seconds = core.clock() - before
-  assert.is_true(code ~= 0 and code ~= 75, "exit code " .. code)
+  for rank = 0, 2 do
+    if rank == ended then
+      assert.is_nil(codes[rank]) -- by the launcher
+    else
+      assert.is_number(codes[rank], ("rank %d did not end by itself: %s"):format(rank, err))
+      assert.is_true(codes[rank] ~= 0 and codes[rank] ~= 75, "exit code " .. codes[rank])
+    end
+  end
   assert.is_true(seconds < 15, ("it took %.1f s: %s"):format(seconds, err))
   local found = complaints(err)
-  for _, rank in ipairs(options.ranks or { "0", "2" }) do
+  for _, rank in ipairs { "0", "2" } do
     assert.is_string(found[rank], err)
     assert.is_truthy(found[rank]:find(others, 1, true), found[rank])
   end
@@ -207,7 +256,31 @@ end
 describe("a failure of one rank ends all of them", function()
   mpi_it("when its gradient is not finite", function()
     local text = "is not finite on rank 1 (loss nan); nothing was applied"
-    fails({ fault = "nan" }, text, text)
+    local out = fails({ fault = "nan" }, text, text)
+    -- As with one rank, weights that are not finite are not worth a checkpoint.
+    assert.same({}, core.fs.list(out .. "/checkpoints"))
+    assert.is_falsy(support.json(out .. "/summary.json").reason:find("not saved", 1, true))
+  end)
+
+  mpi_it("with a checkpoint of what was trained before a refused update", function()
+    local text = "is not finite on rank 1"
+    local out = fails({ fault = "overflow" }, text, text)
+    local alone_out, code = train(0, { fault = "overflow", rank = 0, sequences = 6 })
+    assert.equal(1, code)
+    for _, folder in ipairs { out, alone_out } do
+      local summary = support.json(folder .. "/summary.json")
+      assert.equal(3, summary.update)
+      assert.equal("checkpoints/00000003", summary.checkpoint)
+      assert.same({ "00000003" }, core.fs.list(folder .. "/checkpoints"))
+    end
+    for _, ranks in ipairs { 2, 0 } do
+      local copy = support.folder() .. "/copy"
+      assert.equal(0, support.shell(("cp -r %s %s"):format(out, copy)))
+      local ended, _, err = run(ranks, { "resume", copy, "--quiet", "--allow-changed-recipe" },
+        { fault = "none", micro = 1 })
+      assert.equal(0, ended, err)
+      assert.is_true(same(one_rank { sequences = 6 }, copy) > 200)
+    end
   end)
 
   mpi_it("when its hook raises an error", function()
@@ -223,7 +296,32 @@ describe("a failure of one rank ends all of them", function()
   end)
 
   mpi_it("when it does not come", function()
-    fails({ fault = "hang", timeout = 2.0 }, nil, "rank 1 did not come to ")
+    fails({ fault = "hang", timeout = 2.0 }, nil, "rank 1 did not come to ", 1)
+  end)
+
+  mpi_it("when its data ends", function()
+    local folder = support.folder()
+    for rank = 0, 2 do
+      assert.equal(0, support.shell(("mkdir %s/place%d; cp -r %s %s/place%d/data"):format(folder,
+        rank, support.golden, folder, rank)))
+    end
+    local before = core.clock()
+    local codes, err = codes_of(3, folder, ("cd %s/place$OMPI_COMM_WORLD_RANK; "):format(folder)
+      .. words_of({ "train", recipe, "--quiet", "--out", folder .. "/run" }, { sequences = 6,
+        golden = support.golden, data = "data", fault = "end", updates = 4000, last = 4000 }))
+    assert.is_true(core.clock() - before < 15)
+    local found = complaints(err)
+    for rank = 0, 2 do
+      assert.equal(1, codes[rank], err)
+      assert.is_truthy(found[tostring(rank)]:find("changed while in use", 1, true), err)
+      assert.is_truthy(found[tostring(rank)]:find(rank == 1 and "EFORMAT" or "rank 1 failed: ", 1,
+        true), err)
+    end
+  end)
+
+  mpi_it("when it alone makes a call that takes all of them", function()
+    fails({ fault = "alone", timeout = 20.0 }, "rank 1 is at the slots of lm_head.weight while",
+      "rank 1 is at the slots of lm_head.weight while rank 0 is at the end of update 3")
   end)
 
   mpi_it("when its data cannot be read", function()
@@ -284,10 +382,17 @@ describe("ranks stop together", function()
   end)
 
   mpi_it("at a time limit", function()
-    local out, code, _, err = train(2, { updates = 100000, last = 100000, every = 100000 },
-      "--max-time", "1")
+    local out, code, _, err = train(2, { updates = 100000, last = 100000, every = 100000,
+      sequences = 6, micro = 1 }, "--max-time", "1")
     assert.equal(75, code, err)
-    assert.equal("--max-time", support.json(out .. "/summary.json").reason)
+    local summary = support.json(out .. "/summary.json")
+    assert.equal("--max-time", summary.reason)
+    assert.is_true(summary.update > 0)
+    assert.same({ ("%08d"):format(summary.update) }, core.fs.list(out .. "/checkpoints"))
+    code, _, err = run(3, { "resume", out, "--quiet", "--allow-changed-recipe", "--max-updates",
+      tostring(summary.update + 2) }, { sequences = 6, updates = 100000, every = 100000 })
+    assert.equal(0, code, err)
+    assert.equal(summary.update + 2, support.json(out .. "/summary.json").update)
   end)
 end)
 

@@ -39,6 +39,7 @@ typedef struct mpi_comm {
   bool *gone, *missing;  /* [world]: knows of a failure; did not come */
   MPI_Request *sends;    /* [world]: the farewells */
   bool answered;         /* the others know that this rank waits */
+  bool parted;           /* MPI is not called any more */
   double asked;          /* seconds waited when this rank asked; -1: not yet */
   int64_t polled;        /* the operation that the last call of poll was about */
 } mpi_comm;
@@ -54,18 +55,6 @@ static double now(void) {
 static int failed(mpi_comm *c, int rank, const char *text) {
   pg__comm_note(&c->public, rank, text);
   healthy = false;
-  return -1;
-}
-
-/* An error of MPI itself: this rank's own failure, unless another is known. */
-static int refused(mpi_comm *c, int code) {
-  char reason[MPI_MAX_ERROR_STRING] = "", text[sizeof c->public.failure];
-  int length;
-  MPI_Error_string(code, reason, &length);
-  snprintf(text, sizeof text, "rank %d failed: MPI, %s: %s", c->public.rank, c->operation, reason);
-  const bool first = c->public.failed_rank < 0;
-  failed(c, c->public.rank, text);
-  if (first) c->public.ops->report(&c->public);
   return -1;
 }
 
@@ -86,11 +75,6 @@ static void send_all(mpi_comm *c, int tag) {
     else if (request != MPI_REQUEST_NULL)
       MPI_Request_free(&request);
   }
-}
-
-static void report(pg_comm *comm) {
-  healthy = false;
-  send_all((mpi_comm *)comm, TAG_FAILURE);
 }
 
 /* Take the notes that have come. */
@@ -115,6 +99,48 @@ static void listen_to_others(mpi_comm *c) {
   }
 }
 
+/* After a failure every rank says farewell and waits for those of the others, so that nobody is
+ * ended by the launcher before it has heard the reason. MPI is not called any more afterwards: an
+ * operation that the others complete later must not write to memory that is in other use then. So
+ * whoever leaves an operation incomplete parts at once. */
+static void part(mpi_comm *c) {
+  bool all = c->parted;
+  if (all) return;
+  c->parted = true;
+  for (int r = 0; r < c->public.world; r++) c->sends[r] = MPI_REQUEST_NULL;
+  send_all(c, TAG_FAREWELL);
+  for (double end = now() + FAREWELL; !all && now() < end;) {
+    listen_to_others(c);
+    all = true;
+    for (int r = 0; r < c->public.world; r++) {
+      int sent;
+      MPI_Test(&c->sends[r], &sent, MPI_STATUS_IGNORE);
+      all = all && (r == c->public.rank || c->missing[r] || (sent && c->gone[r]));
+    }
+    if (!all) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  }
+}
+
+static void report(pg_comm *comm) {
+  mpi_comm *c = (mpi_comm *)comm;
+  healthy = false;
+  send_all(c, TAG_FAILURE);
+  if (c->count) part(c);
+}
+
+/* An error of MPI itself: this rank's own failure, unless another is known. */
+static int refused(mpi_comm *c, int code) {
+  char reason[MPI_MAX_ERROR_STRING] = "", text[sizeof c->public.failure];
+  int length;
+  MPI_Error_string(code, reason, &length);
+  snprintf(text, sizeof text, "rank %d failed: MPI, %s: %s", c->public.rank, c->operation, reason);
+  const bool first = c->public.failed_rank < 0;
+  failed(c, c->public.rank, text);
+  if (first) report(&c->public);
+  part(c);
+  return -1;
+}
+
 /* The wait has lasted too long and those who could answer have: name who is missing. */
 static int name_missing(mpi_comm *c) {
   char text[sizeof c->public.failure], missing[200] = "";
@@ -134,7 +160,7 @@ static int name_missing(mpi_comm *c) {
              c->operation, c->public.timeout);
   failed(c, first < 0 ? c->public.rank : first, text);
   for (int r = 0; r < c->public.world; r++) c->missing[r] = r != c->public.rank && !c->waiting[r];
-  c->public.ops->report(&c->public);
+  report(&c->public);
   return -1;
 }
 
@@ -170,7 +196,10 @@ static int finish(pg_comm *comm, pg_queue *queue) {
     if (done) break;
     if (turn % 16 == 0) {
       waited = now() - start;
-      if (poll_others(comm, c->sequence, c->operation, waited) < 0) return -1;
+      if (poll_others(comm, c->sequence, c->operation, waited) < 0) {
+        part(c);
+        return -1;
+      }
     }
     /* Ranks may outnumber CPUs: give way at once, and sleep when it takes long. */
     if (waited < 0.02)
@@ -187,7 +216,9 @@ static int begin(mpi_comm *c, const char *operation) {
   c->sequence++;
   c->operation = operation;
   listen_to_others(c);
-  return c->public.failed_rank < 0 ? 0 : -1;
+  if (c->public.failed_rank < 0) return 0;
+  if (c->count) part(c);
+  return -1;
 }
 
 static int all_reduce(pg_comm *comm, pg_queue *queue, void *data, int64_t count, pg__comm_type type,
@@ -221,31 +252,15 @@ static int broadcast(pg_comm *comm, pg_queue *queue, void *data, int64_t bytes, 
   return queue ? 0 : finish(comm, NULL);
 }
 
-/* After a failure every rank says farewell and waits for those of the others, so that nobody is
- * ended by the launcher before it has heard the reason. */
 static void close_comm(pg_comm *comm) {
   mpi_comm *c = (mpi_comm *)comm;
   open_already = false;
-  if (comm->failed_rank < 0) {
-    /* A last operation may be incomplete only after a failure. */
-    MPI_Comm_free(&c->watch);
-    MPI_Comm_free(&c->data);
-  } else {
-    bool all = false;
-    for (int r = 0; r < comm->world; r++) c->sends[r] = MPI_REQUEST_NULL;
-    send_all(c, TAG_FAREWELL);
-    for (double end = now() + FAREWELL; !all && now() < end;) {
-      listen_to_others(c);
-      all = true;
-      for (int r = 0; r < comm->world; r++) {
-        int sent;
-        MPI_Test(&c->sends[r], &sent, MPI_STATUS_IGNORE);
-        all = all && (r == comm->rank || c->missing[r] || (sent && c->gone[r]));
-      }
-      if (!all) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    }
+  if (comm->failed_rank >= 0) {
+    part(c);
     return; /* messages may be under way: the memory stays */
   }
+  MPI_Comm_free(&c->watch);
+  MPI_Comm_free(&c->data);
   free(c->waiting);
   free(c->gone);
   free(c->missing);

@@ -157,6 +157,7 @@ typedef struct pgl_run {
   char *data, *val; /* folder and glob of the validation shards */
   int64_t micro;
   bool busy;               /* inside a step: Lua optimizers may be running */
+  bool alone;              /* the other ranks wait: nothing may be called that takes them all */
   pgl_object **optimizers; /* used: descriptors outlive the run */
   size_t optimizer_count;
   pgl_object *comm; /* used; NULL: a single process */

@@ -116,20 +116,24 @@ static int comm_name(lua_State *L) {
   return 1;
 }
 
-/* comm:max{ numbers } -> the largest of every position over all ranks */
-static int comm_max(lua_State *L) {
+/* comm:meet(what [, numbers]) -> the largest of every position over all ranks, when all are at
+ * the call that `what` names */
+static int comm_meet(lua_State *L) {
   pg_context *ctx;
   pg_comm *comm = check_comm(L, &ctx);
-  luaL_checktype(L, 2, LUA_TTABLE);
-  lua_settop(L, 2);
-  const size_t count = (size_t)lua_rawlen(L, 2);
-  double *values = lua_newuserdatauv(L, sizeof *values * (count + 1), 0);
+  const char *what = pgl_string(L, 2, "what");
+  double values[PG_COMM_VALUES];
+  lua_settop(L, 3);
+  if (!lua_isnil(L, 3)) luaL_checktype(L, 3, LUA_TTABLE);
+  const size_t count = lua_isnil(L, 3) ? 0 : (size_t)lua_rawlen(L, 3);
+  if (count > PG_COMM_VALUES)
+    return luaL_error(L, "meet: at most %d numbers, got %I", PG_COMM_VALUES, (LUAI_UACINT)count);
   for (size_t i = 0; i < count; i++) {
-    lua_rawgeti(L, 2, (lua_Integer)i + 1);
+    lua_rawgeti(L, 3, (lua_Integer)i + 1);
     values[i] = luaL_checknumber(L, -1);
     lua_pop(L, 1);
   }
-  int status = pg_comm_max_f64(comm, ctx, values, (int64_t)count);
+  int status = pg_comm_meet(comm, ctx, what, values, (int)count);
   if (status < 0) return pgl_fail(L, ctx, status);
   lua_createtable(L, (int)count, 0);
   for (size_t i = 0; i < count; i++) {
@@ -149,6 +153,7 @@ static int comm_gather(lua_State *L) {
   double *sizes = lua_newuserdatauv(L, sizeof *sizes * (size_t)world, 0);
   int status;
   for (int r = 0; r < world; r++) sizes[r] = r == rank ? (double)size : 0;
+  PG_TRY(pg_comm_meet(comm, ctx, "an exchange of texts", NULL, 0));
   PG_TRY(pg_comm_sum_f64(comm, ctx, sizes, world));
   lua_createtable(L, world, 0);
   for (int r = 0; r < world; r++) {
@@ -169,24 +174,34 @@ fail:
 static int comm_leave(lua_State *L) {
   pg_context *ctx;
   pg_comm *comm = check_comm(L, &ctx);
-  int status = pg_comm_barrier(comm, ctx);
+  int status = pg_comm_meet(comm, ctx, "the end of the run", NULL, 0);
   if (status < 0) return pgl_fail(L, ctx, status);
   if (comm == present) left = true;
   lua_pushboolean(L, true);
   return 1;
 }
 
-/* comm:fail(text): tell the other ranks that this one cannot go on */
+/* comm:failure() -> why the ranks cannot go on together; nil while they can */
+static int comm_failure(lua_State *L) {
+  pg_context *ctx;
+  const char *text = pg_comm_failure(check_comm(L, &ctx), NULL);
+  lua_pushstring(L, *text ? text : NULL);
+  return 1;
+}
+
+/* comm:fail(text): tell the other ranks that this one cannot go on; not after comm:leave() */
 static int comm_fail(lua_State *L) {
   pg_context *ctx;
   pg_comm *comm = check_comm(L, &ctx);
-  pg_comm_fail(comm, pgl_string(L, 2, "text"));
+  const char *text = pgl_string(L, 2, "text");
+  if (!left || comm != present) pg_comm_fail(comm, text);
   return 0;
 }
 
 static const luaL_Reg methods[] = {
-    {"rank", comm_rank},     {"world", comm_world}, {"name", comm_name}, {"max", comm_max},
-    {"gather", comm_gather}, {"leave", comm_leave}, {"fail", comm_fail}, {NULL, NULL}};
+    {"rank", comm_rank},       {"world", comm_world},   {"name", comm_name},
+    {"meet", comm_meet},       {"gather", comm_gather}, {"leave", comm_leave},
+    {"failure", comm_failure}, {"fail", comm_fail},     {NULL, NULL}};
 static const luaL_Reg functions[] = {
     {"launch", launch}, {"launch_threads", launch_threads}, {"comm", comm_new}, {NULL, NULL}};
 

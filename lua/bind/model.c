@@ -124,17 +124,35 @@ static const pg_optimizer *parameter_optimizer(const pgl_parameter *p) {
   return a ? a->optimizer : NULL;
 }
 
+/* The slots of p as a table. Where the ranks hold parts of them, copies of the whole, in the order
+ * of the descriptor: it takes all ranks. */
 static void push_slots(lua_State *L, const pgl_parameter *p) {
   const pg_optimizer *o = parameter_optimizer(p);
-  pgl_object *run = ((pgl_model *)p->model->resource)->run;
-  if (o && o->slot_count && pg_run_sharded(((pgl_run *)run->resource)->run))
-    luaL_error(L,
-               "the slots of %s are split over the ranks: shard_optimizer = false keeps them "
-               "whole",
-               p->parameter->name);
+  const pg_parameter *q = p->parameter;
+  pgl_object *run = ((pgl_model *)p->model->resource)->run, *context = pgl_root(p->model);
+  pgl_run *r = o ? run->resource : NULL;
+  const bool split = o && o->slot_count && pg_run_sharded(r->run);
+  if (split && (r->busy || r->alone))
+    luaL_error(L, "the slots of %s are split over the ranks: %s cannot gather them", q->name,
+               r->busy ? "an optimizer inside an update" : "one rank alone");
   lua_newtable(L);
-  for (size_t i = 0; o && p->parameter->slots && i < o->slot_count; i++) {
-    pgl_push_view(L, p->parameter->slots[i], pgl_root(p->model), run);
+  if (split) {
+    const char *what = lua_pushfstring(L, "the slots of %s", q->name);
+    if (pg_comm_meet(pg_run_comm(r->run), context->resource, what, NULL, 0) < 0)
+      luaL_error(L, "%s", pg_context_message(context->resource));
+    lua_pop(L, 1);
+  }
+  for (size_t i = 0; o && q->slots && i < o->slot_count; i++) {
+    if (split) {
+      pgl_tensor *t = pgl_push_tensor(L);
+      pgl_check_open(L, run, "run");
+      pgl_tensor_bind(t, context, NULL);
+      if (pg_run_gather_slot(r->run, q, i, &t->tensor) < 0)
+        luaL_error(L, "%s", pg_context_message(context->resource));
+      pgl_tensor_made(L, t);
+    } else {
+      pgl_push_view(L, q->slots[i], context, run);
+    }
     lua_setfield(L, -2, o->slots[i].name);
   }
 }

@@ -279,6 +279,12 @@ static int run_step(lua_State *L) {
   return 1;
 }
 
+/* run:alone(boolean): from here on, or no longer, only this rank of several runs Lua */
+static int run_alone(lua_State *L) {
+  ((pgl_run *)pgl_check_run(L, 1, "alone")->resource)->alone = pgl_boolean(L, 2, "alone");
+  return 0;
+}
+
 static int run_updates(lua_State *L) {
   lua_pushinteger(L, pg_run_updates(((pgl_run *)pgl_check(L, 1, &pgl_run_kind)->resource)->run));
   return 1;
@@ -400,6 +406,7 @@ static const luaL_Reg methods[] = {{"assign", run_assign},
                                    {"trial", pgl_run_trial},
                                    {"save", run_save},
                                    {"load", run_load},
+                                   {"alone", run_alone},
                                    {"updates", run_updates},
                                    {"tokens", run_tokens},
                                    {"set_progress", run_set_progress},

@@ -146,6 +146,11 @@ local function open_context(run)
     timeout = options.rank_timeout or spec.rank_timeout, device_index = index }))
 end
 
+-- Before an error that all ranks raise alike: none reports it to the others, who know.
+local function leave(run)
+  if run.world > 1 then errors.try(run.comm:leave()) end
+end
+
 -- The sequences of a micro-batch, which without a statement are what one rank takes.
 local function split_batch(run)
   local spec, world = run.spec, run.world
@@ -154,6 +159,7 @@ local function split_batch(run)
     batch.micro = batch.sequences // world
   end
   if batch.sequences % (batch.micro * world) ~= 0 then
+    leave(run)
     errors.at(spec.where, "batch.sequences = %d cannot be split over %d ranks%s: expected a "
       .. "multiple of %d", batch.sequences, world,
       batch.given and (" in micro-batches of %d"):format(batch.micro) or "",
@@ -177,6 +183,7 @@ local function compare_ranks(run, what, text)
   local texts = errors.try(run.comm:gather(text))
   for i = 2, run.world do
     if texts[i] ~= texts[1] then
+      leave(run)
       errors.world(("EPEER: %s of rank %d is not that of rank 0 (%s, not %s): expected the same on "
         .. "all ranks"):format(what, i - 1, difference(texts[1], texts[i]),
         difference(texts[i], texts[1])), "EPEER")

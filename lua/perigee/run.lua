@@ -303,17 +303,13 @@ function Run:agree()
   for i, name in ipairs(stops) do
     if name == own then code = i end
   end
-  local all = errors.try(self.comm:max { self.update, -self.update, code,
+  local all = errors.try(self.comm:meet(("the end of update %d"):format(self.update), { code,
     self.stop_reason and 1 or 0, self.save_requested and 1 or 0, self.ctx:peak_bytes(),
-    record.peak_resident() or 0 })
-  if all[1] ~= self.update or all[2] ~= -self.update then
-    errors.world(("EPEER: the ranks are at different updates, from %d to %d"):format(
-      -all[2], all[1]), "EPEER")
-  end
-  self.agreed_signal = stops[math.tointeger(all[3])]
-  if all[4] > 0 then self.stop_reason = self.stop_reason or "run:stop on another rank" end
-  self.save_requested = all[5] > 0 or nil
-  self.peak_bytes, self.peak_resident = all[6], all[7] > 0 and all[7] or nil
+    record.peak_resident() or 0 }))
+  self.agreed_signal = stops[math.tointeger(all[1])]
+  if all[2] > 0 then self.stop_reason = self.stop_reason or "run:stop on another rank" end
+  self.save_requested = all[3] > 0 or nil
+  self.peak_bytes, self.peak_resident = all[4], all[5] > 0 and all[5] or nil
 end
 
 -- The signal or time limit that asks this run to stop, or nil: with several ranks the one that they
@@ -348,10 +344,12 @@ function Run:advance()
   guard_entry(self)
   local before = self.progress_clock or core.clock()
   random.activate(self.random)
-  self.busy = true
+  self.busy, self.refused = true, false
   local ok, e = pcall(self.step, self)
   self.busy = false
   if not ok then
+    -- All ranks refuse the same update, and can still save together.
+    self.refused = errors.is_failure(e) and e.name == "ENONFINITE" and not self.comm:failure()
     if errors.is_failure(e) and e.name == "ECANCELED" and self:signal() then return false end
     error(e, 0)
   end
@@ -441,8 +439,16 @@ function Run:ending()
   if signal then return "stopped", signal end
 end
 
+-- Whether the present state is not in a checkpoint yet. Ranks may differ: clients of rank 0 can
+-- have changed it.
+function Run:unsaved()
+  local unsaved = self.saved_update ~= self.update
+  if self.world == 1 then return unsaved end
+  return errors.try(self.comm:meet("the last checkpoint", { unsaved and 1 or 0 }))[1] > 0
+end
+
 function Run:conclude(status, reason)
-  if self.saved_update ~= self.update and not self.in_memory then self:save_checkpoint() end
+  if not self.in_memory and self:unsaved() then self:save_checkpoint() end
   self.status, self.reason = status, reason
   record.summary(self, status == "stopped" and 75 or 0)
   errors.try(self.comm:leave())
@@ -468,23 +474,28 @@ function Run:next_update()
 end
 
 -- After an error: the summary says so, and what was trained is saved when it is whole. With several
--- ranks it is not: the others may be within the next update.
+-- ranks that takes all of them, who come here together only after a refusal: after any other
+-- failure of one rank, the rest may be anywhere.
 function Run:fail(e)
-  if self.comm and not self.closed then self.comm:fail(errors.text(e)) end
+  local together = self.world == 1 or self.refused
+  if self.comm and not self.closed and not together then self.comm:fail(errors.text(e)) end
   if self.status ~= "running" then return end
   self.status, self.reason = "failed", errors.text(e)
   self.busy = false
   if self.in_memory then return end
   -- What was trained is saved when it is whole: the core refuses an update that failed halfway
   -- (ESTATE) and weights that are not finite, and those the last checkpoint stands for.
-  if self.world == 1 and self.update > 0 and self.saved_update ~= self.update then
-    local ok, problem = pcall(self.save_checkpoint, self, true)
+  if together and self.update > 0 then
+    local ok, problem = pcall(function()
+      if self:unsaved() then self:save_checkpoint(true) end
+    end)
     local whole = not (errors.is_failure(problem)
       and (problem.name == "ESTATE" or problem.name == "ENONFINITE"))
     if not ok and whole then
       self.reason = self.reason .. " | not saved: " .. errors.text(problem)
     end
   end
+  if self.world > 1 and together then self.comm:leave() end
   pcall(record.summary, self, 1)
 end
 

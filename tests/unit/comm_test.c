@@ -218,6 +218,7 @@ typedef struct setting {
   const char *load, *save; /* checkpoints; NULL: none */
   int64_t sequences, micro, updates;
   bool sharded;
+  int layers, matrices; /* 0: those of the golden trajectory; else Muon updates so many matrices */
   int broken; /* rank whose head gets a weight that is not a number before the last update; -1 */
 } setting;
 
@@ -230,30 +231,36 @@ typedef struct outcome {
   char message[700];
 } outcome;
 
-static int assign(pg_run *run, pg_role role, const char *name, double lr, int project) {
+/* Those of a role from number `from` on, at most `most`. */
+static void assign(pg_run *run, pg_role role, size_t from, size_t most, const char *name, double lr,
+                   int project) {
   pg_model *model = pg_run_model(run);
   const pg_optimizer *o = pg_optimizer_find(name);
   double hypers[PG_MAX_HYPERS];
   pg_parameter *chosen[64];
-  size_t count = 0;
-  int index;
+  size_t count = 0, seen = 0;
   pg_optimizer_defaults(o, hypers);
   hypers[pg_optimizer_hyper_index(o, "lr", NULL)] = lr;
   if (project) hypers[pg_optimizer_hyper_index(o, "project", NULL)] = project;
-  for (size_t i = 0; i < pg_model_count(model); i++)
-    if (pg_model_parameter(model, i)->role == role) chosen[count++] = pg_model_parameter(model, i);
-  MUST(pg_model_context(model), pg_run_assign(run, o, hypers, false, chosen, count, &index));
-  return index;
+  for (size_t i = 0; i < pg_model_count(model); i++) {
+    pg_parameter *p = pg_model_parameter(model, i);
+    if (p->role == role && seen++ >= from && count < most) chosen[count++] = p;
+  }
+  MUST(pg_model_context(model), pg_run_assign(run, o, hypers, false, chosen, count, NULL));
 }
 
 static pg_run *open_run(pg_context *ctx, pg_comm *comm, const setting *s, pg_model **model) {
   pg_model_config config;
   pg_run *run;
   pg_model_config_default(&config);
-  config.layers = 2, config.width = 32, config.heads = 2, config.head_dim = 16, config.mlp = 128;
+  config.layers = s->layers ? s->layers : 2;
+  config.width = 32, config.heads = 2, config.head_dim = 16, config.mlp = 128;
   config.vocab = 97, config.context = 16;
   MUST(ctx, pg_model_new(ctx, &config, model));
-  MUST(ctx, pg_model_load(*model, FOLDER "/init.safetensors"));
+  if (s->layers)
+    MUST(ctx, pg_model_init(*model, 5));
+  else
+    MUST(ctx, pg_model_load(*model, FOLDER "/init.safetensors"));
   pg_run_options options = {.data = FOLDER,
                             .sequences = s->sequences,
                             .micro = s->micro,
@@ -263,9 +270,11 @@ static pg_run *open_run(pg_context *ctx, pg_comm *comm, const setting *s, pg_mod
                             .shard_optimizer = s->sharded};
   MUST(ctx, pg_run_new(*model, &options, &run));
   const bool projected = strcmp(s->head, "projected") == 0;
-  assign(run, PG_EMBEDDING, "adamw", 4e-3, 0);
-  assign(run, PG_BACKBONE, "muon", 8e-3, 0);
-  assign(run, PG_HEAD, projected ? "rownorm" : s->head, 4e-3, projected ? 2 : 0);
+  const size_t muon = s->layers ? (size_t)s->matrices : 64;
+  assign(run, PG_EMBEDDING, 0, 1, "adamw", 4e-3, 0);
+  assign(run, PG_BACKBONE, 0, muon, "muon", 8e-3, 0);
+  if (s->layers) assign(run, PG_BACKBONE, muon, 64, "adamw", 4e-3, 0);
+  assign(run, PG_HEAD, 0, 1, projected ? "rownorm" : s->head, 4e-3, projected ? 2 : 0);
   return run;
 }
 
@@ -386,6 +395,47 @@ TEST(ranks_train_as_one) {
     }
 }
 
+/* Whole matrices that the ranks do not divide: some own more of them than others. */
+TEST(matrices_that_do_not_divide_train_as_one) {
+  static const struct { int layers, matrices, world; } cases[] = {{1, 5, 3}, {3, 19, 8}, {1, 2, 4}};
+  for (size_t i = 0; i < PG_COUNT(cases); i++) {
+    setting s = {.head = "rownorm",
+                 .sequences = cases[i].world == 3 ? 6 : 8,
+                 .micro = 1,
+                 .updates = 6,
+                 .layers = cases[i].layers,
+                 .matrices = cases[i].matrices,
+                 .broken = -1};
+    outcome want = alone(s);
+    s.sharded = true;
+    outcome got = together(cases[i].world, s);
+    compare(&got, &want);
+    CHECK(got.bytes == want.bytes, "slots: %lld bytes on one rank, %lld split",
+          (long long)want.bytes, (long long)got.bytes);
+  }
+}
+
+/* Ranks at different calls find that out, and who is where. */
+static void meet_apart(pg_comm *comm, void *self) {
+  pg_context *ctx;
+  pg_context_options options = {.device = "cpu", .threads = 1};
+  double values[2] = {comm->rank, -comm->rank};
+  (void)self;
+  if (pg_context_new(&options, &ctx, NULL, 0) < 0) exit(1);
+  CHECK(pg_comm_meet(comm, ctx, "a test", values, 2) == 0 && values[0] == 2 && values[1] == 0);
+  CHECK(pg_comm_meet(comm, ctx, comm->rank == 1 ? "the left" : "the right", values, 2) == PG_EPEER);
+  CHECK(strncmp(pg_context_message(ctx),
+                "rank 1 is at the left while rank 0 is at the right: ", 51) == 0,
+        "%s", pg_context_message(ctx));
+  CHECK(comm->failed_rank == 1);
+  CHECK(pg_comm_meet(comm, ctx, "a test", NULL, 0) == PG_EPEER);
+  pg_context_free(ctx);
+}
+
+TEST(ranks_that_part_are_told) {
+  ranks_free(run_ranks(3, meet_apart, NULL));
+}
+
 TEST(checkpoints_do_not_depend_on_the_ranks) {
   char four[64], two[64];
   snprintf(four, sizeof four, "%s/four", temporary);
@@ -498,6 +548,8 @@ int main(void) {
   RUN(ranks_of_a_machine_share_its_cpus);
   RUN(ranks_meet_through_a_port);
   RUN(ranks_train_as_one);
+  RUN(matrices_that_do_not_divide_train_as_one);
+  RUN(ranks_that_part_are_told);
   RUN(checkpoints_do_not_depend_on_the_ranks);
   RUN(all_ranks_refuse_alike);
   RUN(a_batch_that_the_ranks_do_not_divide_is_refused);

@@ -231,10 +231,10 @@ TEST(the_communicator_of_one) {
   CHECK(pg_comm_sum(comm, ctx, NULL, 0) == 0 && pg_comm_finish(comm, ctx) == 0);
   CHECK(pg_comm_sum_f64(comm, ctx, d, 2) == 0 && d[0] == 1 && d[1] == -2);
   CHECK(pg_comm_max_f64(comm, ctx, d, 2) == 0 && d[0] == 1 && d[1] == -2);
-  CHECK(pg_comm_broadcast_host(comm, ctx, u, 8, 0) == 0 && u[0] == 9 &&
-        pg_comm_barrier(comm, ctx) == 0);
+  CHECK(pg_comm_broadcast_host(comm, ctx, u, 8, 0) == 0 && u[0] == 9);
+  CHECK(pg_comm_meet(comm, ctx, "a test", d, 2) == 0 && d[0] == 1 && d[1] == -2);
   pg_comm_fail(comm, "there is nobody to tell");
-  CHECK(pg_comm_failure(comm, NULL)[0] == 0 && pg_comm_barrier(comm, ctx) == 0);
+  CHECK(pg_comm_failure(comm, NULL)[0] == 0 && pg_comm_meet(comm, ctx, "it", NULL, 0) == 0);
   pg_comm_close(comm);
   pg_context_free(ctx);
 }

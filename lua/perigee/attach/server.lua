@@ -149,9 +149,13 @@ function Server:enter()
   self.changes, self.serving = {}, true
   self.run.saved_update = nil -- whatever it changes: what was saved may not hold any more
   self.run.busy = true
+  self.run.core:alone(true)
 end
 
-function Server:leave() self.run.busy, self.serving = false, false end
+function Server:leave()
+  self.run.busy, self.serving = false, false
+  self.run.core:alone(false)
+end
 
 -- Run one command and answer it. What it did is recorded: its text, how it ended, its changes.
 function Server:serve(client, message)

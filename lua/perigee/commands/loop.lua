@@ -45,7 +45,7 @@ return function(handle)
     local session = require "perigee.session"
     session.trace = run.trace
     run.console:clear()
-    if run.saved_update == run.update and run.update > 0 then
+    if run.saved_update == run.update and run.update > 0 and run.rank == 0 then
       io.stderr:write(("perigee: saved %s; continue with: %s resume %s\n"):format(
         run.last_checkpoint, arg and arg[0] or "perigee", run.out))
     end
