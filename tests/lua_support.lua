@@ -134,8 +134,7 @@ end
 
 -- The program of a build with -DPG_EMULATE_CUDA=ON: PERIGEE_EMU, or emu/ in the build folder; nil.
 function support.emulated()
-  for _, path in ipairs { os.getenv "PERIGEE_EMU" or "", support.build .. "/emu/perigee",
-    support.build .. "/emu/clang/perigee" } do
+  for _, path in ipairs { os.getenv "PERIGEE_EMU" or "", support.build .. "/emu/perigee" } do
     if core.fs.kind(path) == "file" then return path end
   end
 end
@@ -145,7 +144,7 @@ function support.emulated_it(it, pending)
   return function(name, f)
     it(name .. " #cuda #emulated", function()
       if not support.emulated() then
-        return pending("there is no emulated build (tests/cudaemu/check.sh)")
+        return pending("there is no emulated build (ninja emu)")
       end
       f()
     end)

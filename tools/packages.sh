@@ -53,7 +53,7 @@ need_packages() {
   }
 }
 
-have_nvcc() { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }
+find_nvcc() { command -v nvcc || command -v /usr/local/cuda/bin/nvcc; }
 
 # cudnn_frontend FOLDER: print where the headers of cudnn-frontend are, a Python package of 12 MB
 # that is installed into FOLDER. When it cannot be had, say why and print nothing:
@@ -71,4 +71,16 @@ cudnn_frontend() {
   fi
   rm -rf "$1/venv"
   [ -z "$folder" ] || echo "$folder/include"
+}
+
+# What the CUDA plugins need and Debian does not have: prints the names of what is missing here.
+missing_cuda() {
+  local nvcc toolkit folder header="" missing=""
+  nvcc=$(find_nvcc) || missing=" nvcc"
+  toolkit=$(dirname "$(dirname "$(readlink -f "${nvcc:-/usr/bin/nvcc}")")")
+  for folder in "$toolkit" /usr/local/cuda /usr/local /usr; do
+    [ ! -e "$folder/include/nccl.h" ] || header=found
+  done
+  [ -n "$header" ] || missing+=" nccl.h"
+  echo "$missing"
 }

@@ -26,7 +26,7 @@ struct preference {
   uint64_t workspace;
   uint32_t alignment[4]; /* A, B, C, D in bytes */
 };
-enum { MAGIC = 0x656d7500, WORKSPACE = 1 << 20 };
+enum { MAGIC = 0x656d7500, WORKSPACE = 1 << 14 };
 
 static matmul *of(cublasLtMatmulDesc_t d) {
   return reinterpret_cast<matmul *>(d);
@@ -318,7 +318,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     cudaemu_die("cublasLtMatmul: the result overlaps an operand");
   cudaError_t error = enqueue(stream, "cublasLtMatmul", [=] {
     device_access open;
-    if (workspace_bytes) memset(workspace, 0xff, workspace_bytes);
+    /* Only what the algorithm asked for: the rest of a large one would cost more than the product.
+     */
+    memset(workspace, 0xff, std::min(workspace_bytes, (size_t)WORKSPACE));
     multiply(d, host_scalars ? x : *(const float *)alpha, a, A, b, B,
              host_scalars ? y : *(const float *)beta, c, C, out, D);
     return true;

@@ -66,6 +66,8 @@ static event *get_event(cudaEvent_t handle) {
 }
 
 bool advance(stream *s, uint64_t upto) {
+  if (s->pending.empty() || s->pending.front().sequence > upto) return true;
+  device_access open; /* once for all that runs now: it costs a system call per allocation */
   while (!s->pending.empty() && s->pending.front().sequence <= upto) {
     work &w = s->pending.front();
     if (s->blocking) /* the legacy rule: the null stream and the others wait for each other */

@@ -220,7 +220,7 @@ TEST(complete_backward_bound) {
 
 int main(void) {
   char message[256];
-  pg_context_options options = {.device = "cpu", .threads = 2};
+  pg_context_options options = {.device = unit_device(), .threads = 2};
   if (pg_context_new(&options, &ctx, message, sizeof message) < 0) {
     printf("not ok: %s\n", message);
     return 1;

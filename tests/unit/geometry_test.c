@@ -268,7 +268,7 @@ TEST(same_bits_again) {
 
 int main(void) {
   char message[256];
-  pg_context_options options = {.device = "cpu", .threads = 2};
+  pg_context_options options = {.device = unit_device(), .threads = 2};
   if (pg_context_new(&options, &ctx, message, sizeof message) < 0) {
     printf("not ok: %s\n", message);
     return 1;

@@ -96,7 +96,7 @@ TEST(chosen_reals) {
       {5e-324, "5e-324"},
       {1e-323, "1e-323"},
       {0x1p-1017, "7.120236347223045e-307"}, /* the nearest 16-digit decimal does not read back */
-      {9007199254740993, "9007199254740992.0"},
+      {(double)9007199254740993, "9007199254740992.0"},
       {NAN, "null"},
       {INFINITY, "null"},
       {-INFINITY, "null"},
@@ -250,7 +250,7 @@ TEST(printing) {
   CHECK(parse("{\"k\\n\\\"\": [1.5e-300, -9223372036854775808, \"\\u001f\\ud83d\\ude00\"]}",
               &value) == 0);
   char *text = pg__json_print(value, 3);
-  json_t *again;
+  json_t *again = NULL;
   CHECK(text && parse(text, &again) == 0 && json_equal(value, again), "%s", text);
   json_decref(again);
   json_decref(value);

@@ -23,7 +23,7 @@
 static inline pg_context *open_context(int threads) {
   pg_context *ctx;
   char message[256];
-  pg_context_options options = {.device = "cpu", .threads = threads};
+  pg_context_options options = {.device = unit_device(), .threads = threads};
   if (pg_context_new(&options, &ctx, message, sizeof message) < 0) {
     printf("no context: %s\n", message);
     exit(1);

@@ -146,8 +146,7 @@ static inline void check_matrix(const char *what, const pg_tensor *got, const do
 
 static inline int job_start(void) {
   char message[256];
-  pg_context_options options = {.device = getenv("PG_TEST_DEVICE"), .threads = 2};
-  if (!options.device) options.device = "cpu";
+  pg_context_options options = {.device = unit_device(), .threads = 2};
   if (pg_context_new(&options, &ctx, message, sizeof message) == 0) return 0;
   printf("not ok: %s\n", message);
   return -1;

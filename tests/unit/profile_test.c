@@ -280,7 +280,7 @@ TEST(costs) {
 int main(void) {
   char message[256] = "";
   int32_t tokens[1200];
-  pg_context_options options = {.device = getenv("PG_TEST_DEVICE"), .threads = 2};
+  pg_context_options options = {.device = unit_device(), .threads = 2};
   if (!options.device) options.device = "cpu";
   if (pg_context_new(&options, &ctx, message, sizeof message) < 0) {
     printf("%s\n", message);

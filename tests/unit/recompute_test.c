@@ -200,8 +200,7 @@ TEST(what_is_saved) {
 }
 
 int main(void) {
-  const pg_context_options options = {
-      .device = getenv("PG_TEST_DEVICE") ? getenv("PG_TEST_DEVICE") : "cpu", .threads = 2};
+  const pg_context_options options = {.device = unit_device(), .threads = 2};
   char message[256];
   if (pg_context_new(&options, &ctx, message, sizeof message) < 0) {
     printf("no context: %s\n", message);

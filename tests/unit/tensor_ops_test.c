@@ -408,7 +408,7 @@ TEST(rows_operations) {
 }
 
 int main(void) {
-  const pg_context_options options = {.threads = 2};
+  const pg_context_options options = {.device = unit_device(), .threads = 2};
   if (pg_context_new(&options, &ctx, NULL, 0) < 0) return 1;
   RUN(broadcasting);
   RUN(shape_errors_name_both_shapes);

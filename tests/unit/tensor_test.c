@@ -206,7 +206,7 @@ TEST(copies) {
   CHECK(pg_tensor_copy(stretched, square) == PG_EINVAL);
   /* Special values and denormals survive strided copies to the last bit. */
   const float special[9] = {1e-42f, -1e-45f, -0.0f, INFINITY, -INFINITY, NAN, 3e38f, -1e-38f, 1};
-  pg_tensor *clone;
+  pg_tensor *clone = NULL;
   CHECK(pg_tensor_write(flip, special) == 0 && pg_tensor_clone(flip, &clone) == 0);
   CHECK(pg_tensor_read(clone, got) == 0 && memcmp(got, special, sizeof got) == 0);
   pg_tensor_free(clone);
@@ -249,7 +249,7 @@ TEST(empty_tensors) {
 }
 
 int main(void) {
-  const pg_context_options options = {.threads = 2};
+  const pg_context_options options = {.device = unit_device(), .threads = 2};
   if (pg_context_new(&options, &ctx, NULL, 0) < 0) return 1;
   RUN(new_tensors_are_zero);
   RUN(refused_shapes);

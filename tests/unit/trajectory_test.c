@@ -21,9 +21,12 @@
 #define GUARDED false
 #endif
 #define FOLDER PG_TEST_DIR "/golden/trajectory"
+#define ALL_UPDATES 40
 
 static pg_context *ctx;
 static json_t *expected;
+/* How many updates are followed; with less than all, what only repeats kernels is left out. */
+static size_t updates = GUARDED ? 10 : ALL_UPDATES;
 
 typedef struct bars {
   double loss, norm, diameter, validation, hilbert;
@@ -206,7 +209,7 @@ static void follow(pg_dtype compute, const char *head, int64_t micro) {
   json_array_foreach(json_object_get(runs, head), i, record) {
     pg_step s;
     pg_diameter d;
-    if (GUARDED && i == 10) break;
+    if (i == updates) break;
     double scale = step(&t, &s), want = number(record, "head_step_diameter");
     CHECK_CLOSE(scale, number(record, "lr_scale"), 1e-14);
     CHECK_CLOSE(s.loss, number(record, "loss"), bar.loss);
@@ -239,14 +242,15 @@ static void follow(pg_dtype compute, const char *head, int64_t micro) {
       worst[4] = fmax(worst[4], relative(rms, number(record, "hilbert_rms")));
     }
   }
-  CHECK(i == (GUARDED ? 10 : 40), "%zu updates", i);
+  CHECK(i == updates, "%zu updates", i);
   printf(
       "  %s, %s, micro %lld: worst relative error of loss %.2g, gradient norm %.2g, diameter %.2g, "
       "validation loss %.2g, Hilbert RMS %.2g\n",
       head, pg_dtype_name(compute), (long long)micro, worst[0], worst[1], worst[2], worst[3],
       worst[4]);
   snprintf(final, sizeof final, "%s_final", head);
-  if (compute == PG_F32 && !GUARDED) compare_weights(&t, json_object_get(runs, final));
+  if (compute == PG_F32 && updates == ALL_UPDATES)
+    compare_weights(&t, json_object_get(runs, final));
   close_trial(&t);
 }
 
@@ -297,7 +301,7 @@ TEST(resume_is_exact) {
   } cases[] = {{"adamw", PG_F32}, {"rownorm", PG_F32}, {"rownorm", PG_BF16}};
   CHECK(mkdtemp(folder) != NULL);
   snprintf(path, sizeof path, "%s/00000007", folder);
-  for (int h = GUARDED ? 2 : 0; h < 3; h++) {
+  for (int h = updates < ALL_UPDATES ? 2 : 0; h < 3; h++) {
     const char *head = cases[h].head;
     pg_dtype compute = cases[h].compute;
     trial whole, first, second;
@@ -426,10 +430,16 @@ TEST(no_tensor_leaks) {
   CHECK(pg_context_live_tensors(ctx) == live_at_start);
 }
 
-int main(void) {
+/* trajectory_test [UPDATES]: follow only the first UPDATES of the 40 */
+int main(int argc, char **argv) {
   char message[256];
+  if (argc > 1) updates = (size_t)strtoul(argv[1], NULL, 10);
+  if (updates < 1 || updates > ALL_UPDATES) {
+    printf("UPDATES = %s: expected 1 to %d\n", argv[1], ALL_UPDATES);
+    return 1;
+  }
   /* PG_TEST_DEVICE=cuda: the same bars on another device. */
-  pg_context_options options = {.device = getenv("PG_TEST_DEVICE"), .threads = 2};
+  pg_context_options options = {.device = unit_device(), .threads = 2};
   if (pg_context_new(&options, &ctx, message, sizeof message) < 0) {
     printf("%s\n", message);
     return 1;
@@ -437,7 +447,7 @@ int main(void) {
   live_at_start = pg_context_live_tensors(ctx);
   MUST(pg__json_load(ctx, FOLDER "/expected.json", 1 << 20, &expected));
   RUN(adamw_head);
-  if (!GUARDED) {
+  if (updates == ALL_UPDATES) {
     RUN(rownorm_head);
     RUN(rownorm_head_four_micro_batches);
     RUN(micro_batches_change_nothing_but_rounding);

@@ -38,6 +38,12 @@ static int unit_passed, unit_failed, unit_bad;
     fflush(stdout);                                                                                \
   } while (0)
 
+/* What a test that runs on every device makes its context with: PG_TEST_DEVICE, or the CPU. */
+static inline const char *unit_device(void) {
+  const char *device = getenv("PG_TEST_DEVICE");
+  return device && *device ? device : "cpu";
+}
+
 static inline int unit_report(void) {
   printf("unit: %d passed, %d failed\n", unit_passed, unit_failed);
   return unit_failed != 0;
