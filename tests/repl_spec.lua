@@ -61,8 +61,9 @@ describe("perigee repl in a terminal", function()
       for _, text in pairs(texts) do
         if text:sub(1, #typed) == typed and text ~= texts[id] then others = others + 1 end
       end
-      if texts[id]:match("^%a%a%a+$") and others == 0 then return typed, texts[id] end
+      if texts[id]:match("^[%a ]%a%a+$") and others == 0 then return typed, texts[id] end
     end
+    error("no token of this text can be completed")
   end
 
   it("completes names, fields and tokens", function()
