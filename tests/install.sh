@@ -27,3 +27,5 @@ cc -I"$prefix/include" "$prefix/host.c" -o "$prefix/host" "$prefix/lib/libperige
   -Wl,-rpath,"$openblas" -lopenblas $(pkg-config --libs libuv libpcre2-8 jansson libcrypto) \
   -fopenmp -lm
 "$prefix/host"
+"$prefix/bin/perigee" repl -e 'print(help "batch")' | grep -q sequences
+echo "help finds the installed reference"

@@ -1,18 +1,33 @@
--- lua/README.md: its examples run as they stand, and it leaves nothing out that the code knows. The
--- names come from the modules (from their messages about unknown names, where those list them).
+-- The reference, doc/*.md: its examples run as they stand, and it leaves nothing out that the code
+-- knows. The names come from the modules (from their messages about unknown names, where those list
+-- them).
 local pg = require "perigee"
 local support = require "lua_support"
 local cli = require "perigee.cli"
 local runs = require "perigee.run"
 
-local text = support.read("lua/README.md")
+local pages = { support.read("doc/README.md") } -- and the others in the order of its list
+for page in pages[1]:gmatch("%]%(([%w_]+%.md)%)") do
+  pages[#pages + 1] = support.read("doc/" .. page)
+end
+local text = table.concat(pages, "\n")
 local data
 
--- The text from "## TITLE" to the next heading of that level.
+-- The text below the heading TITLE up to the next heading.
 local function section(title)
-  local first, last = text:find("\n## " .. title .. "\n", 1, true)
-  assert(first, "no section " .. title)
-  return text:sub(last, (text:find("\n## ", last, true) or #text + 1) - 1)
+  local lines, inside, fenced, found = {}, false, false, false
+  for line in text:gmatch("[^\n]*") do
+    if line:find("^```") then fenced = not fenced end
+    local heading = not fenced and line:match("^##? (.*)$")
+    if heading then
+      inside = heading == title
+      found = found or inside
+    elseif inside then
+      lines[#lines + 1] = line
+    end
+  end
+  assert(found, "no section " .. title)
+  return "\n" .. table.concat(lines, "\n")
 end
 
 -- Inline code and blocks, in one string each.

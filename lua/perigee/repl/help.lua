@@ -1,6 +1,6 @@
--- help(x): from the reference, lua/README.md, which is installed beside the module. Its tables are
--- the source: a row is found by any name in its first cell. Optimizers add their descriptors'
--- ranges and help.
+-- help(x): from the reference, doc/*.md, which is installed beside the module. Its tables are the
+-- source: a row is found by any name in its first cell. Optimizers add their descriptors' ranges
+-- and help.
 local core = require "perigee.core"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
@@ -84,9 +84,20 @@ local function parse(text)
   end
 end
 
+-- All pages in the order in which the first lists them.
+local function reference()
+  for _, folder in ipairs { own .. "doc/", own .. "../../doc/" } do
+    local pages = { read(folder .. "README.md") }
+    for page in (pages[1] or ""):gmatch("%]%(([%w_]+%.md)%)") do
+      pages[#pages + 1] = read(folder .. page)
+    end
+    if pages[1] then return table.concat(pages, "\n") end
+  end
+  return ""
+end
+
 local function load_reference()
-  if entries then return end
-  parse(read(own .. "reference.md") or read(own .. "../README.md") or "")
+  if not entries then parse(reference()) end
 end
 
 -- The section of that title as it stands.
