@@ -93,9 +93,13 @@ int pg_geometry_diameter(const pg_tensor *matrix, pg_diameter *out) {
     PG_TRY(pg_fail(ctx, PG_ENONFINITE, "diameter: row %lld (counted from 0) is not finite",
                    (long long)found.bad_row));
   }
+  /* A mean of V numbers and a norm of d of them in fp64. */
+  const double rounding = (double)(x->shape[0] + x->shape[1] + 64) * 0x1p-52;
   *out = (pg_diameter){.value = found.value,
                        .first = found.first,
                        .second = found.second,
+                       .lower = found.radius * (1 - rounding),
+                       .upper = 2 * found.radius * (1 + rounding),
                        .multiply_adds = found.multiply_adds,
                        .seconds = now() - start};
 fail:

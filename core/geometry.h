@@ -15,6 +15,7 @@ extern "C" {
 typedef struct pg_diameter {
   double value;          /* evaluated in fp64 on the rows themselves */
   int64_t first, second; /* 0-based rows, first < second; -1, -1 when the value is 0 */
+  double lower, upper;   /* R <= D <= 2 R, R = max_i ||s_i - mean row||, rounded outwards: O(V d) */
   double multiply_adds;  /* work done */
   double seconds;
 } pg_diameter;

@@ -267,12 +267,13 @@ typedef int pg_reduce_fn(pg_queue *q, pg_reduce_op op, pg_view a, int64_t rows, 
 typedef int pg_center_rows_fn(pg_queue *q, const float *x, int64_t rows, int64_t columns, float *y);
 /* The farthest pair of rows of x [rows, columns], exactly: see kernels/cpu/diameter.c. Waits.
  * value = max ||x_i - x_j|| evaluated in fp64 on x itself, first/second 0-based with first <
- * second, smallest pair among ties; both -1 when value is 0. bad_row >= 0: a row is not finite
+ * second, smallest pair among ties; both -1 when value is 0. radius = max ||x_i - mean row|| in
+ * fp64, so that radius <= value <= 2 radius but for rounding. bad_row >= 0: a row is not finite
  * (nothing else is set). *cancel is polled. */
 typedef struct pg_farthest {
   double value;
   int64_t first, second, bad_row;
-  double multiply_adds;
+  double multiply_adds, radius;
 } pg_farthest;
 typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t columns,
                            const volatile int *cancel, pg_farthest *out);

@@ -28,7 +28,7 @@ struct ranked {
 struct cloud {
   const float *x;
   int64_t rows, d, depth; /* depth: d rounded up to whole slices of a tile */
-  double scale;
+  double scale, reach; /* reach: max |x_i - mean| */
   void *memory;
   float *z, *n, *far;
   double *r, *square, *squares;
@@ -147,6 +147,7 @@ static int centre(pg_queue *q, cloud *c, bool *spread) {
   std::sort(c->ranking, c->ranking + c->rows, [](const ranked &a, const ranked &b) {
     return a.square != b.square ? a.square > b.square : a.row < b.row;
   });
+  c->reach = sqrt(c->ranking[0].square);
   for (int64_t p = 0; p < c->rows; p++) c->host_order[p] = c->ranking[p].row;
   if (pg_cuda_upload(q, c->order, c->host_order, (size_t)c->rows * sizeof *c->order) < 0) return -1;
   PG_CUDA_LAUNCH(q, centre_rows, warp_per_row(c->rows), dim3(PG_CUDA_BLOCK), 0, c->x, c->rows, c->d,
@@ -268,6 +269,7 @@ static int find_farthest(pg_queue *q, cloud *c, const volatile int *cancel, pg_f
   best_pair best = {0, -1, -1};
   bool spread;
   if (set_up(q, c) < 0 || centre(q, c, &spread) < 0) return -1;
+  result->radius = c->reach;
   if (!spread) return 0;
   if (c->rows > 2 * PG_TILE && sweep(q, c, &best, &result->multiply_adds) < 0) return -1;
   if (search(q, c, cancel, &best, &result->multiply_adds) < 0) return -1;
@@ -281,7 +283,7 @@ static int find_farthest(pg_queue *q, cloud *c, const volatile int *cancel, pg_f
 
 int pg_cuda_diameter(pg_queue *q, const float *x, int64_t rows, int64_t columns,
                      const volatile int *cancel, pg_farthest *out) {
-  pg_farthest result = {0, -1, -1, -1, 0};
+  pg_farthest result = {0, -1, -1, -1, 0, 0};
   cloud c = {};
   int status = 0;
   if (columns > INT_MAX || rows > INT_MAX)

@@ -225,6 +225,7 @@ void pgl_open_comm(lua_State *L);
 void pgl_open_data(lua_State *L);
 void pgl_open_tokenizer(lua_State *L);
 void pgl_open_geometry(lua_State *L);
+void pgl_open_rows(lua_State *L);
 void pgl_open_metrics(lua_State *L);
 void pgl_open_files(lua_State *L);
 void pgl_open_signals(lua_State *L);

@@ -1,4 +1,4 @@
-/* Diagnostics: the row diameter, panels, Hilbert RMS and validation, for a run or for a model. */
+/* Diagnostics: panels, Hilbert RMS and validation, for a run or for a model. */
 #include "bind.h"
 #include <time.h>
 
@@ -7,27 +7,6 @@ static void release_panel(pgl_object *o) {
 }
 
 const pgl_kind pgl_panel_kind = {"perigee.panel", "panel", 0, release_panel};
-
-/* core.diameter(tensor) -> { value, rows = {i, j} or nil, multiply_adds, seconds } */
-static int diameter(lua_State *L) {
-  pgl_tensor *t = pgl_check_tensor(L, 1);
-  pg_diameter d;
-  int status = pg_geometry_diameter(t->tensor, &d);
-  if (status < 0) return pgl_fail(L, pgl_context(t->context), status);
-  lua_createtable(L, 0, 4);
-  pgl_set_number(L, "value", d.value);
-  pgl_set_number(L, "multiply_adds", d.multiply_adds);
-  pgl_set_number(L, "seconds", d.seconds);
-  if (d.first >= 0) {
-    lua_createtable(L, 2, 0);
-    lua_pushinteger(L, d.first + 1);
-    lua_rawseti(L, -2, 1);
-    lua_pushinteger(L, d.second + 1);
-    lua_rawseti(L, -2, 2);
-    lua_setfield(L, -2, "rows");
-  }
-  return 1;
-}
 
 /* ---- panels ------------------------------------------------------------------------------------
  */
@@ -301,8 +280,7 @@ static const luaL_Reg methods[] = {{"hash", panel_hash},
                                    {"context", panel_context},
                                    {"lengths", panel_lengths},
                                    {NULL, NULL}};
-static const luaL_Reg functions[] = {{"diameter", diameter},
-                                     {"panel", panel_new},
+static const luaL_Reg functions[] = {{"panel", panel_new},
                                      {"hilbert", hilbert},
                                      {"panel_losses", panel_losses},
                                      {"hilbert_between", hilbert_between},

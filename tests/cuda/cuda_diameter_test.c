@@ -6,7 +6,7 @@
 /* The definition: the largest |x_i - x_j| in fp64 over all pairs, the smallest pair among equals;
  * lanes as in kernels/cpu/diameter.c. */
 static pg_farthest brute_force(const float *x, int64_t rows, int64_t d) {
-  pg_farthest best = {0, -1, -1, -1, 0};
+  pg_farthest best = {0, -1, -1, -1, 0, 0};
   for (int64_t i = 0; i < rows; i++)
     for (int64_t j = i + 1; j < rows; j++) {
       double lane[8] = {0};
@@ -16,14 +16,14 @@ static pg_farthest brute_force(const float *x, int64_t rows, int64_t d) {
       }
       double sum =
           ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
-      if (sum > best.value) best = (pg_farthest){sum, i, j, -1, 0};
+      if (sum > best.value) best = (pg_farthest){sum, i, j, -1, 0, 0};
     }
   best.value = sqrt(best.value);
   return best;
 }
 
 static pg_farthest check(const char *name, const float *x, int64_t rows, int64_t d) {
-  pg_farthest got = {NAN, -7, -7, -7, NAN}, again = got, cpu = got;
+  pg_farthest got = {NAN, -7, -7, -7, NAN, NAN}, again = got, cpu = got;
   pg_farthest want = brute_force(x, rows, d);
   int cancel = 0;
   twin t = twin_of(PG_F32, rows * d, x);
@@ -35,6 +35,8 @@ static pg_farthest check(const char *name, const float *x, int64_t rows, int64_t
   CHECK(got.first == want.first && got.second == want.second, "%s: pair %lld,%lld, want %lld,%lld",
         name, (long long)got.first, (long long)got.second, (long long)want.first,
         (long long)want.second);
+  CHECK(fabs(got.radius - cpu.radius) <= 1e-12 * cpu.radius, "%s: radius %.17g, on the CPU %.17g",
+        name, got.radius, cpu.radius);
   ON(GPU, diameter, P(t), rows, d, NULL, &again);
   CHECK(memcmp(&got, &again, sizeof got) == 0, "%s: two runs differ", name);
   drop_twins();

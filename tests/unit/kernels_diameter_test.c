@@ -22,7 +22,7 @@ static double brute_force(const float *x, int64_t rows, int64_t d, int64_t *firs
 }
 
 static void check(const char *name, const float *x, int64_t rows, int64_t d) {
-  pg_farthest got = {NAN, -7, -7, -7, NAN}, again = {0};
+  pg_farthest got = {NAN, -7, -7, -7, NAN, NAN}, again = {0};
   int64_t first, second;
   int cancel = 0;
   double want = brute_force(x, rows, d, &first, &second);
@@ -32,6 +32,9 @@ static void check(const char *name, const float *x, int64_t rows, int64_t d) {
         got.value, want);
   CHECK(got.first == first && got.second == second, "%s: pair %lld,%lld, want %lld,%lld", name,
         (long long)got.first, (long long)got.second, (long long)first, (long long)second);
+  /* fp64 over some hundred numbers */
+  CHECK(got.radius <= want * (1 + 1e-12) && want <= 2 * got.radius * (1 + 1e-12),
+        "%s: radius %.17g of the diameter %.17g", name, got.radius, want);
   KERNEL(diameter, x, rows, d, &cancel, &again);
   CHECK(memcmp(&got, &again, sizeof got) == 0, "%s: two runs differ", name);
 }

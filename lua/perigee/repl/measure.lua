@@ -3,6 +3,7 @@
 local core = require "perigee.core"
 local check = require "perigee.check"
 local errors = require "perigee.errors"
+local geometry = require("perigee.geometry").raw
 local keys = require "perigee.keys"
 local report = require "perigee.repl.report"
 local show = require "perigee.repl.print"
@@ -44,9 +45,9 @@ local function render_diameter(d)
   return ("diameter %s between %s, in %.3g s"):format(number(d.value), pair, d.seconds)
 end
 
--- t:diameter() -> { value, rows, tokens, text, multiply_adds, seconds }
+-- t:diameter(): pg.geometry.diameter with `tokens` and their `text`.
 function core.tensor_methods.diameter(t)
-  local found = errors.try(core.diameter(matrix_of(t, "diameter")))
+  local found = geometry.diameter(t)
   local all = tokens_for(t:shape()[1])
   if all and found.rows then
     local a, b = all:by_row(found.rows[1]), all:by_row(found.rows[2])
@@ -65,33 +66,12 @@ local function render_neighbours(result)
   return report.columns(rows, { [4] = true })
 end
 
--- t:neighbours(row or token, k): the k rows nearest to that one (Euclidean distance), with cosines.
+-- t:neighbours(row or token, k): pg.geometry.neighbours with each row's `token`.
 function core.tensor_methods.neighbours(t, at, k)
-  local w = matrix_of(t, "neighbours")
-  local rows = w:shape()[1]
-  k = check.integer(nil, "neighbours k", k == nil and 8 or k, 1, math.max(1, rows - 1))
-  local row = type(at) == "table" and at.row or at
-  check.integer(nil, "neighbours row", row, 1, rows)
-  local from = w:row(row)
-  local distances = (w - from):row_norms():to_table()
-  local norms = w:row_norms()
-  local cosines = w:matmul(from):div_(norms):div_(math.max(from:norm(), 1e-37)):to_table()
-  local order = {}
-  for i = 1, rows do
-    if i ~= row then order[#order + 1] = i end
-  end
-  table.sort(order, function(a, b)
-    if distances[a] ~= distances[b] then return distances[a] < distances[b] end
-    return a < b
-  end)
-  local all = tokens_for(rows)
-  local result = {}
-  for i = 1, math.min(k, #order) do
-    local r = order[i]
-    result[i] = { row = r, token = all and all:by_row(r), distance = distances[r],
-      cosine = cosines[r] }
-  end
-  return report.new(result, render_neighbours)
+  local found = geometry.neighbours(t, at, k)
+  local all = tokens_for(matrix_of(t, "neighbours"):shape()[1])
+  for _, entry in ipairs(found) do entry.token = all and all:by_row(entry.row) end
+  return report.new(found, render_neighbours)
 end
 
 core.parameter_methods.neighbours = core.tensor_methods.neighbours

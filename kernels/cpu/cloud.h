@@ -1,0 +1,99 @@
+/* What the searches for the farthest and for the nearest pair of rows share (diameter.c,
+ * separation.c): rows brought to fp32 around their mean, and how far a squared distance computed
+ * from those can be off.
+ *
+ * Distances do not change under a common shift or (but for the factor) under scaling, so a search
+ * runs on fp32 rows z_i = fl32(2^e (x_i - c)): c is a reference row plus the mean of the rows
+ * relative to it, differences are taken in fp64 (relative error 2^-53 of the difference, so a large
+ * common offset costs nothing), and the power of two brings the largest element into [1/2, 1): no
+ * square under- or overflows that could matter. With n_i = |z_i|^2 in fp64, r_i = sqrt(n_i), and a
+ * product computed in fp32,
+ *     d2_ij = n_i + n_j - 2 z_i.z_j
+ * differs from the true squared distance times 4^e by less than
+ *     slack = 4 g r_i r_j + (8u + (d+64) 2^-52) (r_i + r_j)^2,
+ *     u = 2^-24, g = (d+4) u / (1 - (d+4) u):
+ * 2 g r_i r_j for the product in any order of summation, 2u (r_i + r_j)^2 for rounding z, at most
+ * 3u (r_i + r_j)^2 for the three fp32 operations on n and d2, and the last term for everything in
+ * fp64 and for elements of z below 2^-126, which are set to 0. So the pair that is sought is among
+ * those whose d2 comes within the slack of the best one known; each of them is evaluated in fp64 by
+ * direct subtraction of the original rows, and the best such value wins, the smallest pair among
+ * equals. */
+#ifndef PG_CPU_CLOUD_H
+#define PG_CPU_CLOUD_H
+
+#include "vector.h"
+#include <cblas.h>
+#include <limits.h>
+#include <stdlib.h>
+
+#define PG_CLOUD_TILE 384 /* rows of one side of a tile of distances */
+
+typedef struct pg_ranked {
+  double n;
+  int64_t row;
+} pg_ranked;
+
+typedef struct pg_cloud {
+  const float *x; /* [rows, d] */
+  int64_t rows, d;
+  double radius;    /* max |x_i - mean| */
+  double scale;     /* z is this times the centred rows; 0: all rows are equal */
+  pg_ranked *order; /* by decreasing norm of the centred rows, n in the units of x */
+  float *z;         /* [rows, d], in that order */
+  float *n;         /* |z_i|^2 rounded to fp32 */
+  double *r;        /* |z_i| in fp64 */
+} pg_cloud;
+
+/* Fill c for x [rows, columns]. 0, or -1 with a text; *bad_row >= 0: that row is not finite, and
+ * there is no cloud. Free it in any case. */
+int PG_CPU(cloud_new)(pg_queue *q, const float *x, int64_t rows, int64_t columns, pg_cloud *c,
+                      int64_t *bad_row);
+void PG_CPU(cloud_free)(pg_cloud *c);
+/* Bytes that it takes. */
+int64_t PG_CPU(cloud_bytes)(int64_t rows, int64_t columns);
+
+/* A pair of original rows, first < second, and its squared distance. */
+typedef struct pg_pair {
+  double square;
+  int64_t first, second;
+} pg_pair;
+
+static inline bool pg_comes_before(pg_pair a, pg_pair b) {
+  return a.first != b.first ? a.first < b.first : a.second < b.second;
+}
+
+/* |x_i - x_j|^2 in fp64 of original rows: eight lanes, added in halves, at every CPU level. */
+static inline pg_pair pg_cloud_evaluate(const pg_cloud *c, int64_t i, int64_t j) {
+  const float *a = c->x + i * c->d, *b = c->x + j * c->d;
+  double lane[8] = {0};
+  int64_t k = 0;
+  for (; k + 8 <= c->d; k += 8)
+    for (int l = 0; l < 8; l++) {
+      double difference = (double)a[k + l] - (double)b[k + l];
+      lane[l] += difference * difference;
+    }
+  for (; k < c->d; k++) {
+    double difference = (double)a[k] - (double)b[k];
+    lane[k % 8] += difference * difference;
+  }
+  for (int width = 4; width; width /= 2)
+    for (int l = 0; l < width; l++) lane[l] += lane[l + width];
+  return (pg_pair){lane[0], i < j ? i : j, i < j ? j : i};
+}
+
+/* out [m,n] = rows [i, i+m) of z times rows [j, j+n). */
+static inline void pg_cloud_products(const pg_cloud *c, int64_t i, int64_t m, int64_t j, int64_t n,
+                                     float *out, int64_t ld) {
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)c->d, 1,
+              c->z + i * c->d, (int)c->d, c->z + j * c->d, (int)c->d, 0, out, (int)ld);
+}
+
+/* Infinite when the bound says nothing: then every pair has to be evaluated. */
+static inline double pg_cloud_slack(int64_t d, double ri, double rj) {
+  const double u = 0x1p-24, steps = ((double)d + 4) * u;
+  if (steps >= 0.5) return INFINITY;
+  return 4 * steps / (1 - steps) * ri * rj +
+         (8 * u + ((double)d + 64) * 0x1p-52) * (ri + rj) * (ri + rj);
+}
+
+#endif
