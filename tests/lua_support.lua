@@ -142,12 +142,9 @@ end
 -- busted's `it` for tests on the emulated device: names get the tags #cuda and #emulated.
 function support.emulated_it(it, pending)
   return function(name, f)
-    it(name .. " #cuda #emulated", function()
-      if not support.emulated() then
-        return pending("there is no emulated build (ninja emu)")
-      end
-      f()
-    end)
+    name = name .. " #cuda #emulated"
+    if support.emulated() then return it(name, f) end
+    pending(name .. ": there is no emulated build (ninja emu)")
   end
 end
 
