@@ -170,6 +170,22 @@ fail:
   return status;
 }
 
+static int group(pg_comm *comm, pg_context *ctx, bool start) {
+  if (!comm->ops || !comm->ops->group) return 0;
+  pg__begin(ctx, PG_PART_COMMUNICATION, "group");
+  if (comm->failed_rank >= 0 || comm->ops->group(comm, ctx->queue, start) < 0)
+    return ended(comm, ctx);
+  pg__end(ctx);
+  return 0;
+}
+
+int pg_comm_group_begin(pg_comm *comm, pg_context *ctx) {
+  return group(comm, ctx, true);
+}
+int pg_comm_group_end(pg_comm *comm, pg_context *ctx) {
+  return group(comm, ctx, false);
+}
+
 int pg_comm_finish(pg_comm *comm, pg_context *ctx) {
   if (!comm->ops) return 0;
   pg__begin(ctx, PG_PART_COMMUNICATION, "finish");

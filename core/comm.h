@@ -62,6 +62,11 @@ const char *pg_comm_failure(const pg_comm *comm, int *rank);
 int pg_comm_sum(pg_comm *comm, pg_context *ctx, float *data, int64_t count);
 /* From rank `root` to all; device memory. */
 int pg_comm_broadcast(pg_comm *comm, pg_context *ctx, void *data, int64_t bytes, int root);
+/* Broadcasts of device memory between begin and end start together, at the end: many small ones
+ * then cost little more than one. No other operation comes between. After a failure in between
+ * there is no end. */
+int pg_comm_group_begin(pg_comm *comm, pg_context *ctx);
+int pg_comm_group_end(pg_comm *comm, pg_context *ctx);
 int pg_comm_finish(pg_comm *comm, pg_context *ctx);
 
 /* Host memory, in place. */

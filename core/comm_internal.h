@@ -18,6 +18,8 @@ typedef struct pg__comm_ops {
   int (*all_reduce)(pg_comm *comm, pg_queue *queue, void *data, int64_t count, pg__comm_type type,
                     pg__comm_op op);
   int (*broadcast)(pg_comm *comm, pg_queue *queue, void *data, int64_t bytes, int root);
+  /* Begin or end a group of broadcasts; NULL where starting one costs nothing. */
+  int (*group)(pg_comm *comm, pg_queue *queue, bool begin);
   int (*finish)(pg_comm *comm, pg_queue *queue);
   /* This rank waits for operation number `sequence` and has done so for `waited` seconds: listen to
    * the others, and find out who is missing when that is longer than the timeout. -1: it is over.

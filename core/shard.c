@@ -107,6 +107,7 @@ int pg__exchange(pg_run *run) {
   int status, place;
   if (!run->sharded) return 0;
   place = pg__enter(ctx, PG_PART_OPTIMIZER, "exchange", -1);
+  PG_TRY(pg_comm_group_begin(run->comm, ctx));
   for (size_t i = 0; i < pg_model_count(run->model); i++) {
     pg_parameter *p = pg_model_parameter(run->model, i);
     if (!p->gradient) continue;
@@ -118,6 +119,7 @@ int pg__exchange(pg_run *run) {
         PG_TRY(pg_comm_broadcast(run->comm, ctx, (float *)p->increment->data + at, bytes, r));
     }
   }
+  PG_TRY(pg_comm_group_end(run->comm, ctx));
   PG_TRY(pg_comm_finish(run->comm, ctx));
   PG_TRY(pg_model_refresh(run->model, NULL));
 fail:
@@ -136,6 +138,7 @@ int pg_run_gather_slot(const pg_run *run, const pg_parameter *p, size_t s, pg_te
   const int64_t size = (int64_t)pg_dtype_size(slot->dtype), all = shape[0] * shape[1] * size;
   const int64_t row = all / p->rows; /* of a split slot: they are per row or per element */
   const bool per_row = ndim > 0;
+  PG_TRY(pg_comm_group_begin(run->comm, ctx));
   for (int r = 0; r < world; r++) {
     int64_t rows = pg__part(run, p, r, &first), bytes = 0, at = 0;
     if (rows == p->rows || (!per_row && r == 0 && rows > 0)) {
@@ -148,6 +151,7 @@ int pg_run_gather_slot(const pg_run *run, const pg_parameter *p, size_t s, pg_te
     if (r == rank && bytes) PG_LAUNCH(ctx, copy, data, p->slots[s]->data, (size_t)bytes);
     PG_TRY(pg_comm_broadcast(run->comm, ctx, data, bytes, r));
   }
+  PG_TRY(pg_comm_group_end(run->comm, ctx));
   PG_TRY(pg_comm_finish(run->comm, ctx));
   return 0;
 fail:

@@ -24,16 +24,16 @@ local function words_of(out, settings)
 end
 
 -- Ranks that only the environment tells of each other. Exit codes and standard error by rank.
-local function ranks(count, settings, only)
+local function ranks(count, settings, only, variables)
   local folder = support.folder()
   local lines = { "cd " .. support.quote(support.root) }
   port = port + 1
   for rank = 0, count - 1 do
     if not only or only == rank then
-      lines[#lines + 1] = ("(%sRANK=%d WORLD_SIZE=%d LOCAL_RANK=%d MASTER_ADDR=127.0.0.1 "
+      lines[#lines + 1] = ("(%s%sRANK=%d WORLD_SIZE=%d LOCAL_RANK=%d MASTER_ADDR=127.0.0.1 "
         .. "MASTER_PORT=%d timeout 100 %s >%s/out%d 2>%s/err%d; echo $? >%s/code%d) &"):format(
-        environment, rank, count, rank, port, words_of(folder .. "/run", settings), folder, rank,
-        folder, rank, folder, rank)
+        environment, variables or "", rank, count, rank, port,
+        words_of(folder .. "/run", settings), folder, rank, folder, rank, folder, rank)
     end
   end
   lines[#lines + 1] = "wait"
@@ -98,6 +98,16 @@ describe("ranks on GPUs", function()
       assert.equal(20, same(one_rank(settings), out))
     end)
   end
+
+  -- 14 whole matrices, and both halves of the embedding, the head and the head's increment.
+  emulated_it("send what they updated as one group", function()
+    local trace = support.folder() .. "/trace"
+    local _, codes, errs = ranks(2, { head = "adamw", shard = true }, nil,
+      "CUDAEMU_TRACE=" .. trace .. " ")
+    for rank = 0, 1 do assert.equal(0, codes[rank], errs[rank]) end
+    local _, groups = support.read(trace):gsub("ncclGroupEnd 20\n", "")
+    assert.equal(2 * 6, groups)
+  end)
 
   emulated_it("train under mpirun too", function()
     if support.shell("command -v mpirun") ~= 0 then return pending("there is no mpirun") end

@@ -16,6 +16,7 @@ extern "C" {
 }
 
 #define STAGING ((int64_t)64 << 10) /* bytes of one exchange of host memory */
+#define MOST_GROUPED 1024           /* NCCL takes 2048 operations in a group */
 
 struct nccl_comm {
   pg_comm base; /* first */
@@ -27,6 +28,8 @@ struct nccl_comm {
   void *device_staging, *host_staging;
   int64_t sequence;
   const char *operation;
+  bool grouping; /* ncclGroupStart without its end */
+  int grouped;   /* operations since */
 };
 
 static double now() {
@@ -37,6 +40,8 @@ static double now() {
 
 /* End NCCL's work, so that nobody waits for its stream any more. */
 static int give_up(nccl_comm *c) {
+  if (c->grouping) ncclGroupEnd();
+  c->grouping = false;
   if (c->nccl) ncclCommAbort(c->nccl);
   c->nccl = NULL;
   return -1;
@@ -148,8 +153,40 @@ static int all_reduce(pg_comm *comm, pg_queue *queue, void *data, int64_t count,
   return 0;
 }
 
+/* Started at the group's end, so that is what has to wait for the queue's stream. */
+static int end_group(nccl_comm *c, pg_queue *queue) {
+  if (after_queue(c, queue) < 0) return -1;
+  c->grouping = false;
+  return settle(c, ncclGroupEnd());
+}
+
+static int start_group(nccl_comm *c) {
+  const ncclResult_t result = ncclGroupStart();
+  if (result != ncclSuccess) return refuse(c, "NCCL", ncclGetErrorString(result));
+  c->grouping = true;
+  c->grouped = 0;
+  return 0;
+}
+
+static int group(pg_comm *comm, pg_queue *queue, bool start) {
+  nccl_comm *c = (nccl_comm *)comm;
+  cudaSetDevice(c->device);
+  if (!start) return end_group(c, queue);
+  return begin(c, "an exchange of weights") < 0 ? -1 : start_group(c);
+}
+
+static int broadcast_in_group(nccl_comm *c, pg_queue *queue, void *data, int64_t bytes, int root) {
+  if (c->grouped == MOST_GROUPED && (end_group(c, queue) < 0 || start_group(c) < 0)) return -1;
+  const ncclResult_t result =
+      ncclBroadcast(data, data, (size_t)bytes, ncclUint8, root, c->nccl, c->stream);
+  c->grouped++;
+  if (result == ncclSuccess || result == ncclInProgress) return 0;
+  return refuse(c, "NCCL", ncclGetErrorString(result));
+}
+
 static int broadcast(pg_comm *comm, pg_queue *queue, void *data, int64_t bytes, int root) {
   nccl_comm *c = (nccl_comm *)comm;
+  if (c->grouping) return broadcast_in_group(c, queue, data, bytes, root);
   if (queue) {
     if (begin(c, "an exchange of weights") < 0 || after_queue(c, queue) < 0) return -1;
     return settle(c, ncclBroadcast(data, data, (size_t)bytes, ncclUint8, root, c->nccl, c->stream));
@@ -209,7 +246,8 @@ static void close_comm(pg_comm *comm) {
   free_comm(c);
 }
 
-static const pg__comm_ops ops = {all_reduce, broadcast, finish, poll_others, report, close_comm};
+static const pg__comm_ops ops = {all_reduce,  broadcast, group,     finish,
+                                 poll_others, report,    close_comm};
 
 static int start(nccl_comm *c) {
   ncclUniqueId id = {};

@@ -24,7 +24,8 @@
  *   CUDAEMU_SKIP=NAME:N[,...]  the N-th call of cudaStreamWaitEvent, cudaEventSynchronize or
  * cudaStreamSynchronize does not wait
  *   CUDAEMU_TRACE=FILE  gets a line for every call that allocates ("cudaMalloc BYTES"), releases,
- * makes a stream or an event, and "wait" for every one that finds work to wait for
+ * makes a stream or an event, "wait" for every one that finds work to wait for, and
+ * "ncclGroupEnd OPERATIONS"
  *   CUDAEMU_NCCL_TIMEOUT=SECONDS  wait for other ranks (60)
  * Mistakes that a GPU answers with undefined behaviour or a hang are printed on standard error as
  * "cudaemu: ..." and end the process with status 86. */

@@ -374,6 +374,7 @@ ncclResult_t ncclGroupEnd() {
     for (ncclComm *c : *joining)
       if (result == ncclSuccess) result = await_peers(c);
   std::lock_guard<std::recursive_mutex> hold(lock);
+  if (group) trace("ncclGroupEnd", (long long)group->size());
   if (group)
     for (const deferred &d : *group)
       if (result == ncclSuccess) result = submit(d);
