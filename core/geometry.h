@@ -31,6 +31,9 @@ typedef struct pg_panel_options {
   int64_t tokens;
   int64_t ranks; /* 0: 1 */
   int64_t micro; /* 0: 1. With one rank it does not matter */
+  /* Of the k sequences that a rank's tokens take, the j-th is number floor(j n / k) of the n that
+   * it reads, instead of the j-th: all of the stream has a share, not its beginning alone. */
+  bool spread;
 } pg_panel_options;
 /* Reads the validation shards `pattern` in `folder`; more tokens than they hold is PG_EDATA with
  * both numbers. vocab checks ids as the loader does. */

@@ -1,8 +1,9 @@
 /* Panels: which validation positions the Hilbert diagnostic looks at (SPEC §4).
  *
  * The sequential validation stream comes in groups of micro * ranks sequences, of which rank r
- * reads the r-th micro; rank r contributes the first positions of what it reads, flattened. The
- * panel keeps the tokens of those positions and the next one of each, in the order of the ranks. */
+ * reads the r-th micro; rank r contributes the first positions of what it reads, flattened, or of
+ * sequences spread evenly over what it could read. The panel keeps the tokens of those positions
+ * and the next one of each, in the order of the ranks. */
 #include "panel.h"
 
 #include "files.h"
@@ -48,17 +49,18 @@ static void put_little_endian(unsigned char *to, uint64_t x, size_t bytes) {
   for (size_t k = 0; k < bytes; k++) to[k] = (unsigned char)(x >> (8 * k));
 }
 
-/* SHA-256, cut to 64 bits, over tokens, ranks, micro, time as int64 and all ids as int32, all
- * little-endian. */
+/* SHA-256, cut to 64 bits, over tokens, ranks, micro, time, and 1 when spread, as int64 and all ids
+ * as int32, all little-endian. */
 static int set_hash(pg_context *ctx, pg_panel *p) {
-  size_t size = 32 + (size_t)p->tokens * 4;
+  const size_t numbers = p->spread ? 5 : 4, head = 8 * numbers;
+  size_t size = head + (size_t)p->tokens * 4;
   unsigned char *bytes = malloc(size);
   char hex[65];
   if (!bytes) return pg_fail(ctx, PG_ENOMEM, "no memory to hash a panel of %zu bytes", size);
-  const int64_t options[4] = {p->tokens, p->ranks, p->micro, p->time};
-  for (size_t i = 0; i < 4; i++) put_little_endian(bytes + 8 * i, (uint64_t)options[i], 8);
+  const int64_t options[5] = {p->tokens, p->ranks, p->micro, p->time, 1};
+  for (size_t i = 0; i < numbers; i++) put_little_endian(bytes + 8 * i, (uint64_t)options[i], 8);
   for (int64_t i = 0; i < p->tokens; i++)
-    put_little_endian(bytes + 32 + 4 * i, (uint32_t)p->ids[i], 4);
+    put_little_endian(bytes + head + 4 * (size_t)i, (uint32_t)p->ids[i], 4);
   pg_sha256(bytes, size, hex);
   free(bytes);
   memcpy(p->hash, hex, 16);
@@ -72,18 +74,27 @@ static int64_t share(int64_t tokens, int64_t ranks, int64_t rank) {
 }
 
 /* NULL when there is no memory. */
-static pg_panel *allocate(int64_t tokens, int64_t ranks, int64_t micro, int64_t time) {
+static pg_panel *allocate(int64_t tokens, int64_t ranks, int64_t micro, int64_t time, bool spread) {
   pg_panel *p = calloc(1, sizeof *p);
   if (!p) return NULL;
   /* Every rank adds whole sequences and one prefix at most. */
   size_t pieces = (size_t)(tokens / time + pg__min(ranks, tokens));
-  *p = (pg_panel){.tokens = tokens, .ranks = ranks, .micro = micro, .time = time};
+  *p = (pg_panel){.tokens = tokens, .ranks = ranks, .micro = micro, .time = time, .spread = spread};
   p->ids = malloc((size_t)tokens * sizeof *p->ids);
   p->targets = malloc((size_t)tokens * sizeof *p->targets);
   p->pieces = malloc(pieces * sizeof *p->pieces);
   if (p->ids && p->targets && p->pieces) return p;
   pg_panel_free(p);
   return NULL;
+}
+
+/* Append the first `length` positions of sequence s of a micro-batch [micro * time]. */
+static void append(pg_panel *p, int64_t s, int64_t length, int64_t *filled, const int32_t *inputs,
+                   const int32_t *targets) {
+  memcpy(p->ids + *filled, inputs + s * p->time, (size_t)length * sizeof *p->ids);
+  memcpy(p->targets + *filled, targets + s * p->time, (size_t)length * sizeof *p->targets);
+  p->pieces[p->count++] = (pg_panel_piece){length, *filled};
+  *filled += length;
 }
 
 /* Append the first `need` positions of what `loader` reads. inputs, targets: [micro * time]. */
@@ -94,12 +105,37 @@ static int take(pg_panel *p, pg_loader *loader, int64_t need, int64_t *filled, i
     if (status < 0) return status;
     for (int64_t s = 0; s < p->micro && need > 0; s++) {
       int64_t length = pg__min(need, p->time);
-      memcpy(p->ids + *filled, inputs + s * p->time, (size_t)length * sizeof *p->ids);
-      memcpy(p->targets + *filled, targets + s * p->time, (size_t)length * sizeof *p->targets);
-      p->pieces[p->count++] = (pg_panel_piece){length, *filled};
-      *filled += length;
+      append(p, s, length, filled, inputs, targets);
       need -= length;
     }
+  }
+  return 0;
+}
+
+/* Before group `group` of a sequential loader. */
+static int seek(pg_loader *loader, int64_t group) {
+  const pg_shards *s = pg_loader_shards(loader);
+  const pg_loader_options *o = pg_loader_get_options(loader);
+  pg_loader_state at = {.batches = group};
+  for (;; at.shard_position++) {
+    const int64_t here = (s->shards[at.shard_position].tokens - 1) / o->time / o->batch;
+    if (group < here) break;
+    group -= here;
+  }
+  at.batch_position = group;
+  return pg_loader_set_state(loader, &at);
+}
+
+/* The same from sequences at even distances. */
+static int take_spread(pg_panel *p, pg_loader *loader, int64_t need, int64_t *filled,
+                       int32_t *inputs, int32_t *targets) {
+  const int64_t pieces = (need - 1) / p->time + 1, all = pg_loader_batches(loader) * p->micro;
+  for (int64_t k = 0; k < pieces; k++) {
+    const int64_t at = (int64_t)((__int128)k * all / pieces);
+    int status = seek(loader, at / p->micro);
+    if (status == 0) status = pg_loader_next(loader, inputs, targets);
+    if (status < 0) return status;
+    append(p, at % p->micro, pg__min(need - k * p->time, p->time), filled, inputs, targets);
   }
   return 0;
 }
@@ -145,7 +181,7 @@ int pg_panel_new(pg_context *ctx, const char *folder, const char *pattern, int64
     goto fail;
   }
   /* So many tokens exist: memory for them is no wild demand. */
-  p = allocate(tokens, ranks, micro, time);
+  p = allocate(tokens, ranks, micro, time, options->spread);
   batch = malloc((size_t)(2 * micro * time) * sizeof *batch);
   if (!p || !batch) {
     status = pg_fail(ctx, PG_ENOMEM, "no memory for a panel of %lld tokens", (long long)tokens);
@@ -153,7 +189,9 @@ int pg_panel_new(pg_context *ctx, const char *folder, const char *pattern, int64
   }
   for (o.rank = 0; o.rank < pg__min(ranks, tokens); o.rank++) {
     if (!loader) PG_TRY(pg_loader_open(ctx, &o, &loader));
-    PG_TRY(take(p, loader, share(tokens, ranks, o.rank), &filled, batch, batch + micro * time));
+    const int64_t need = share(tokens, ranks, o.rank);
+    PG_TRY(p->spread ? take_spread(p, loader, need, &filled, batch, batch + micro * time)
+                     : take(p, loader, need, &filled, batch, batch + micro * time));
     pg_loader_close(loader);
     loader = NULL;
   }

@@ -49,10 +49,10 @@ static int panel_lengths(lua_State *L) {
   return 1;
 }
 
-/* core.panel(ctx, { data, val, time, vocab, tokens, ranks, micro }) */
+/* core.panel(ctx, { data, val, time, vocab, tokens, ranks, micro, spread }) */
 static int panel_new(lua_State *L) {
-  static const char *const keys[] = {"data",   "val",   "time",  "vocab",
-                                     "tokens", "ranks", "micro", NULL};
+  static const char *const keys[] = {"data",  "val",   "time",   "vocab", "tokens",
+                                     "ranks", "micro", "spread", NULL};
   pgl_object *context = pgl_check(L, 1, &pgl_context_kind);
   const char *data = NULL, *val = "*_val_*.bin";
   int64_t time = 0, vocab = 0;
@@ -63,6 +63,7 @@ static int panel_new(lua_State *L) {
            "tokens");
   pgl_get_integer(L, 2, "panel", "ranks", 1, INT64_MAX, &options.ranks);
   pgl_get_integer(L, 2, "panel", "micro", 1, INT64_MAX, &options.micro);
+  pgl_get_boolean(L, 2, "panel", "spread", &options.spread);
   pgl_need(L, pgl_get_string(L, 2, "panel", "data", &data), "panel", "data");
   pgl_get_string(L, 2, "panel", "val", &val);
   pgl_need(L, pgl_get_integer(L, 2, "panel", "time", 1, INT64_MAX, &time), "panel", "time");

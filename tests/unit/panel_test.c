@@ -23,7 +23,7 @@ static int32_t *write_shard(const char *name, int64_t count, int64_t vocab, uint
 static pg_panel *panel(const char *pattern, int64_t time, int64_t tokens, int64_t ranks,
                        int64_t micro) {
   pg_panel *p = NULL;
-  pg_panel_options o = {tokens, ranks, micro};
+  pg_panel_options o = {tokens, ranks, micro, false};
   MUST(ctx, pg_panel_new(ctx, folder, pattern, time, 65536, &o, &p));
   CHECK(pg_panel_tokens(p) == tokens, "tokens");
   return p;
@@ -111,7 +111,7 @@ TEST(groups_end_with_shards) {
   check_pieces(p, both, 9, (int64_t[]){0, 2, 4, 6, 8, 11, 13, 15, 17},
                (int64_t[]){2, 2, 2, 2, 2, 2, 2, 2, 2});
   pg_panel_free(p);
-  pg_panel_options o = {17, 2, 1};
+  pg_panel_options o = {17, 2, 1, false};
   CHECK(pg_panel_new(ctx, folder, "r_val_*.bin", 2, 65536, &o, &p) == PG_EDATA && !p, "17 of 16");
   CHECK(strstr(pg_context_message(ctx), "17 tokens") && strstr(pg_context_message(ctx), "16"), "%s",
         pg_context_message(ctx));
@@ -121,22 +121,61 @@ TEST(groups_end_with_shards) {
   remove(in_folder("r_val_1.bin"));
 }
 
+TEST(spread_over_the_stream) {
+  /* Five sequences of 2, then four: nine of one rank. The j-th of k is number floor(9 j / k). */
+  int32_t *a = write_shard("v_val_0.bin", 11, 65536, 6),
+          *b = write_shard("v_val_1.bin", 9, 65536, 7);
+  int32_t both[20];
+  memcpy(both, a, 11 * sizeof *a);
+  memcpy(both + 11, b, 9 * sizeof *b);
+  pg_panel *p = NULL, *q = NULL;
+  pg_panel_options o = {.tokens = 5, .spread = true};
+  MUST(ctx, pg_panel_new(ctx, folder, "v_val_*.bin", 2, 65536, &o, &p));
+  check_pieces(p, both, 3, (int64_t[]){0, 6, 13}, (int64_t[]){2, 2, 1}); /* numbers 0, 3, 6 */
+  o.spread = false;
+  MUST(ctx, pg_panel_new(ctx, folder, "v_val_*.bin", 2, 65536, &o, &q));
+  CHECK(strcmp(pg_panel_hash(p), pg_panel_hash(q)), "another panel, another hash");
+  pg_panel_free(p);
+  pg_panel_free(q);
+  /* All there is comes in the stream's order: the same positions, but declared as spread. */
+  o = (pg_panel_options){.tokens = 18, .spread = true};
+  MUST(ctx, pg_panel_new(ctx, folder, "v_val_*.bin", 2, 65536, &o, &p));
+  check_pieces(p, both, 9, (int64_t[]){0, 2, 4, 6, 8, 11, 13, 15, 17},
+               (int64_t[]){2, 2, 2, 2, 2, 2, 2, 2, 2});
+  pg_panel_free(p);
+  /* Two ranks, groups of 2: rank 0 reads those at 0, 4, 11, 15, rank 1 the next. */
+  o = (pg_panel_options){.tokens = 8, .ranks = 2, .micro = 1, .spread = true};
+  MUST(ctx, pg_panel_new(ctx, folder, "v_val_*.bin", 2, 65536, &o, &p));
+  check_pieces(p, both, 4, (int64_t[]){0, 11, 2, 13}, (int64_t[]){2, 2, 2, 2});
+  pg_panel_free(p);
+  o.tokens = 17;
+  CHECK(pg_panel_new(ctx, folder, "v_val_*.bin", 2, 65536, &o, &p) == PG_EDATA && !p, "17 of 16");
+  free(a);
+  free(b);
+  remove(in_folder("v_val_0.bin"));
+  remove(in_folder("v_val_1.bin"));
+}
+
 TEST(refusals) {
   int32_t *ids = write_shard("s_val_0.bin", 9, 100, 5);
   pg_panel *p = NULL;
-  pg_panel_options o = {9, 1, 1};
+  pg_panel_options o = {9, 1, 1, false};
   CHECK(pg_panel_new(ctx, folder, "s_val_*.bin", 4, 100, &o, &p) == PG_EDATA && !p, "9 of 8");
   CHECK(strstr(pg_context_message(ctx), "9 tokens") && strstr(pg_context_message(ctx), "8 in"),
         "%s", pg_context_message(ctx));
-  const pg_panel_options bad[] = {{0, 1, 1}, {-3, 1, 1}, {8, -1, 1}, {8, 1, -1}, {INT64_MIN, 0, 0}};
+  const pg_panel_options bad[] = {{0, 1, 1, false},
+                                  {-3, 1, 1, false},
+                                  {8, -1, 1, false},
+                                  {8, 1, -1, false},
+                                  {INT64_MIN, 0, 0, false}};
   for (size_t i = 0; i < PG_COUNT(bad); i++)
     CHECK(pg_panel_new(ctx, folder, "s_val_*.bin", 4, 100, &bad[i], &p) == PG_EINVAL, "%zu", i);
   /* Sizes far beyond the data are refused for that, before memory is asked for. */
   const pg_panel_options large[] = {
-      {INT64_MAX, 1, 1}, {1, 2, INT64_MAX}, {INT64_MAX, INT64_MAX, 1}};
+      {INT64_MAX, 1, 1, false}, {1, 2, INT64_MAX, false}, {INT64_MAX, INT64_MAX, 1, false}};
   for (size_t i = 0; i < PG_COUNT(large); i++)
     CHECK(pg_panel_new(ctx, folder, "s_val_*.bin", 4, 100, &large[i], &p) < 0 && !p, "%zu", i);
-  o = (pg_panel_options){8, 1, 1};
+  o = (pg_panel_options){8, 1, 1, false};
   CHECK(pg_panel_new(ctx, folder, "t_val_*.bin", 4, 100, &o, &p) == PG_ENOENT, "no shard");
   ids[2] = 100;
   MUST(ctx, pg_shard_write(ctx, in_folder("s_val_0.bin"), ids, 9));
@@ -148,7 +187,8 @@ TEST(refusals) {
 
 TEST(hashes) {
   int32_t *ids = write_shard("h_val_0.bin", 65, 100, 6);
-  const pg_panel_options options[] = {{16, 1, 1}, {16, 2, 1}, {16, 2, 2}, {15, 1, 1}};
+  const pg_panel_options options[] = {
+      {16, 1, 1, false}, {16, 2, 1, false}, {16, 2, 2, false}, {15, 1, 1, false}};
   char hash[8][17];
   size_t count = 0;
   pg_panel *p = NULL;
@@ -464,6 +504,7 @@ int main(void) {
   RUN(published_panels);
   RUN(positions);
   RUN(groups_end_with_shards);
+  RUN(spread_over_the_stream);
   RUN(refusals);
   RUN(hashes);
   RUN(published_ranges);
