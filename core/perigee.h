@@ -11,6 +11,7 @@
 #include "data.h"
 #include "error.h"
 #include "files.h"
+#include "functional.h"
 #include "generate.h"
 #include "geometry.h"
 #include "metrics.h"
