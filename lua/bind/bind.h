@@ -188,6 +188,12 @@ pgl_object *pgl_read_run_options(lua_State *L, int index, pg_run_options *option
 pgl_object *pgl_check_run(lua_State *L, int arg, const char *method);
 int pgl_run_validate(lua_State *L); /* methods in geometry.c */
 int pgl_run_hilbert(lua_State *L);
+/* Activations for evaluation of `model`, owned by a box pushed here, which the caller disowns: the
+ * context may be closed before garbage is collected. The model keeps none. */
+int pgl_evaluation(lua_State *L, const pg_model *model, int64_t sequences, pg_activations **out,
+                   void ***box);
+int pgl_run_functional(lua_State *L); /* methods in functional.c */
+int pgl_run_functional_from(lua_State *L);
 int pgl_run_trial(lua_State *L); /* methods in trial.c */
 int pgl_run_gradients(lua_State *L);
 int pgl_run_rewind(lua_State *L);
@@ -225,6 +231,7 @@ void pgl_open_comm(lua_State *L);
 void pgl_open_data(lua_State *L);
 void pgl_open_tokenizer(lua_State *L);
 void pgl_open_geometry(lua_State *L);
+void pgl_open_functional(lua_State *L);
 void pgl_open_rows(lua_State *L);
 void pgl_open_metrics(lua_State *L);
 void pgl_open_files(lua_State *L);

@@ -15,6 +15,16 @@ static int panel_hash(lua_State *L) {
   return 1;
 }
 
+static int panel_tostring(lua_State *L) {
+  const pgl_object *o = *(pgl_object **)luaL_checkudata(L, 1, pgl_panel_kind.type);
+  if (!o || o->closed || !o->resource)
+    lua_pushliteral(L, "panel (closed)");
+  else
+    lua_pushfstring(L, "panel %s of %I positions", pg_panel_hash(o->resource),
+                    (LUAI_UACINT)pg_panel_tokens(o->resource));
+  return 1;
+}
+
 static int panel_tokens(lua_State *L) {
   lua_pushinteger(L, pg_panel_tokens(pgl_check(L, 1, &pgl_panel_kind)->resource));
   return 1;
@@ -124,10 +134,8 @@ static void release_activations(void *a) {
   pg_activations_free(a);
 }
 
-/* Activations for evaluation of `model`, owned by a box pushed here, which the caller disowns: the
- * context may be closed before garbage is collected. The model keeps none. */
-static int evaluation(lua_State *L, const pg_model *model, int64_t sequences, pg_activations **out,
-                      void ***box) {
+int pgl_evaluation(lua_State *L, const pg_model *model, int64_t sequences, pg_activations **out,
+                   void ***box) {
   const pg_model_config *config = pg_model_get_config(model);
   *box = pgl_own(L, release_activations);
   int status = pg_activations_new(pg_model_context(model), config, pg_model_compute(model),
@@ -144,7 +152,7 @@ static int hilbert(lua_State *L) {
   const pg_model *model = ((pgl_model *)o->resource)->model;
   pg_activations *a = NULL;
   void **box;
-  int status = evaluation(L, model, 4, &a, &box);
+  int status = pgl_evaluation(L, model, 4, &a, &box);
   pgl_check_open(L, o, "model");
   if (status < 0) return pgl_fail(L, pg_model_context(model), status);
   pg_panel *panel = pgl_check(L, 2, &pgl_panel_kind)->resource;
@@ -165,7 +173,7 @@ static int panel_losses(lua_State *L) {
   float *losses = lua_newuserdatauv(L, sizeof(float) * (size_t)tokens, 0);
   pg_activations *a = NULL;
   void **box;
-  int status = evaluation(L, model, 4, &a, &box);
+  int status = pgl_evaluation(L, model, 4, &a, &box);
   pgl_check_open(L, o, "model");
   const pg_panel *panel = pgl_check(L, 2, &pgl_panel_kind)->resource;
   if (status == 0) status = pg_panel_losses(model, a, panel, losses);
@@ -187,7 +195,7 @@ static int hilbert_between(lua_State *L) {
   int status = 0;
   for (int i = 0; i < 2 && status == 0; i++) {
     models[i] = ((pgl_model *)pgl_check(L, i + 1, &pgl_model_kind)->resource)->model;
-    status = evaluation(L, models[i], 4, &a[i], &boxes[i]);
+    status = pgl_evaluation(L, models[i], 4, &a[i], &boxes[i]);
     if (status < 0) return pgl_fail(L, pg_model_context(models[i]), status);
   }
   for (int i = 0; i < 2; i++) pgl_check(L, i + 1, &pgl_model_kind); /* making boxes may collect */
@@ -268,7 +276,7 @@ static int model_validate(lua_State *L) {
   const pg_model *model = ((pgl_model *)o->resource)->model;
   pg_activations *a = NULL;
   void **box;
-  int status = evaluation(L, model, micro, &a, &box);
+  int status = pgl_evaluation(L, model, micro, &a, &box);
   pgl_check_open(L, o, "model");
   if (status < 0) return pgl_fail(L, pg_model_context(model), status);
   int results = push_validation(L, model, a, data, val, micro, tokens, pg_comm_self());
@@ -290,5 +298,9 @@ static const luaL_Reg functions[] = {{"panel", panel_new},
 
 void pgl_open_geometry(lua_State *L) {
   pgl_define(L, &pgl_panel_kind, methods);
+  luaL_getmetatable(L, pgl_panel_kind.type);
+  lua_pushcfunction(L, panel_tostring);
+  lua_setfield(L, -2, "__tostring");
+  lua_pop(L, 1);
   luaL_setfuncs(L, functions, 0);
 }

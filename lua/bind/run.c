@@ -413,6 +413,8 @@ static const luaL_Reg methods[] = {{"assign", run_assign},
                                    {"loader", run_loader},
                                    {"validate", pgl_run_validate},
                                    {"hilbert", pgl_run_hilbert},
+                                   {"functional", pgl_run_functional},
+                                   {"functional_from", pgl_run_functional_from},
                                    {NULL, NULL}};
 static const luaL_Reg functions[] = {{"run", run_new},
                                      {"checkpoint_verify", checkpoint_verify},

@@ -6,6 +6,7 @@
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
 local check = require "perigee.check"
+local panels = require "perigee.panels"
 
 local diagnostics = {}
 
@@ -56,26 +57,13 @@ function diagnostics.head_diameter(options)
   end)
 end
 
--- What hilbert_panel may be: a number of tokens, or { tokens, ranks, micro } (SPEC §4).
-local function panel_options(value)
-  local name = "hilbert_panel"
-  if type(value) == "number" then return { tokens = check.integer(nil, name, value, 1) } end
-  check.table(nil, name, value, "a number of tokens or { tokens = …, ranks = …, micro = … }")
-  keys.check(value, { "tokens", "ranks", "micro" }, name)
-  return {
-    tokens = check.integer(nil, name .. ".tokens", value.tokens, 1),
-    ranks = value.ranks ~= nil and check.integer(nil, name .. ".ranks", value.ranks, 1) or nil,
-    micro = value.micro ~= nil and check.integer(nil, name .. ".micro", value.micro, 1) or nil,
-  }
-end
-
 -- Validation loss on a fixed prefix of the validation split and, with hilbert_panel, the Hilbert
 -- RMS of the head's increment over a fixed panel of positions.
 function diagnostics.validation(options)
   check.table(nil, "pg.diagnostics.validation", options)
   keys.check(options, { "tokens", "hilbert_panel" }, "pg.diagnostics.validation")
   local tokens = check.integer(nil, "pg.diagnostics.validation tokens", options.tokens, 1)
-  local panel = options.hilbert_panel and panel_options(options.hilbert_panel)
+  local panel = options.hilbert_panel and panels.new(options.hilbert_panel, "hilbert_panel")
   return new("validation", function(run)
     run:validation_tokens(tokens)
     return { panel = panel and run:panel(panel) or nil }

@@ -5,6 +5,7 @@ local checkpoints = require "perigee.checkpoints"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
 local optim = require "perigee.optim"
+local panels = require "perigee.panels"
 local runs = require "perigee.run"
 local state = require "perigee.state"
 
@@ -284,18 +285,19 @@ function methods.validate(handle, options)
   end)
 end
 
--- A panel of validation positions for run:hilbert; { tokens, ranks, micro }.
+-- Where a run's panels are read and its matrices measured. nil stands for the only open run.
+panels.add_place(function(value)
+  local run = runs.find(value)
+  if not run or run.closed or not run.core then return nil end
+  return { owner = run, ctx = run.ctx, source = run.spec.data, context = run.model_config.context,
+    vocab = run.model_config.vocab, world = run.world, micro = run.spec.batch.micro,
+    model = run.model, core = run.core }
+end)
+
+-- Read a panel of validation positions; n, { tokens, ranks, micro, spread } or pg.panel{…}.
 function methods.panel(handle, options)
   local run = open_run(handle)
-  if type(options) == "number" then options = { tokens = options } end
-  check.table(nil, "run:panel", options, "{ tokens = n, ranks = 1, micro = 1 }")
-  if run.world > 1 and options.ranks == nil then -- the ranks' own slices (SPEC §4)
-    options = { tokens = options.tokens, ranks = run.world,
-      micro = options.micro or run.spec.batch.micro }
-  end
-  local panel = errors.try(core.panel(run.ctx, { data = run.spec.data.path,
-    val = run.spec.data.val, time = run.model_config.context, vocab = run.model_config.vocab,
-    tokens = options.tokens, ranks = options.ranks, micro = options.micro }))
+  local panel = panels.read(options, panels.place(run), "run:panel")
   run.panels = run.panels or {}
   table.insert(run.panels, panel)
   return panel
@@ -305,6 +307,7 @@ end
 function methods.hilbert(handle, panel, matrix, with_ranges)
   local run = open_run(handle)
   together(run, "run:hilbert")
+  panel = panels.read(panel, panels.place(run), "run:hilbert panel")
   return run:cancellable(function()
     return errors.try(run.core:hilbert(panel, matrix, with_ranges))
   end)

@@ -32,6 +32,21 @@ function runs.inner(handle)
   return run
 end
 
+-- The Run of a handle, or a Run itself; for nil the only one that is open. nil when there is none.
+function runs.find(value)
+  if value ~= nil then
+    return of_handle[value] or (getmetatable(value) == Run and value or nil)
+  end
+  local found
+  for _, run in pairs(of_handle) do
+    if run.core and not run.closed then
+      if found then return nil end
+      found = run
+    end
+  end
+  return found
+end
+
 -- Fields that hooks may read; nil before the first update where that makes sense.
 local fields = { loss = true, update = true, tokens = true, grad_norm = true, clip_factor = true,
   scale = true, batch_hash = true, parameters = true, head = true, embedding = true, out = true,

@@ -5,6 +5,7 @@ local check = require "perigee.check"
 local errors = require "perigee.errors"
 local geometry = require("perigee.geometry").raw
 local keys = require "perigee.keys"
+local panels = require "perigee.panels"
 local report = require "perigee.repl.report"
 local show = require "perigee.repl.print"
 local view = require "perigee.repl.view"
@@ -79,26 +80,30 @@ function core.parameter_methods.diameter(p) return core.tensor_methods.diameter(
 
 -- ---- panels --------------------------------------------------------------------------------
 
--- panel(n) or panel{ tokens, ranks, micro }: validation positions, of the first opened one.
+panels.add_place(function(value)
+  if not view.is(value) then return nil end
+  return { owner = value, ctx = value._ctx, source = view.source(value),
+    context = value.config.context, vocab = value.config.vocab, model = value.model,
+    -- with several ranks the run's own methods are for all of them
+    core = value._run and value._run.world == 1 and value._run.core or nil }
+end)
+
+-- panel(n), panel{ tokens, ranks, micro, spread } or panel(pg.panel{…}): validation positions, of
+-- the first opened one.
 function methods:panel(options)
   if options == nil then options = {} end
-  if type(options) == "number" then options = { tokens = options } end
-  check.table(nil, "panel", options, "a number of tokens or { tokens, ranks, micro }")
-  keys.check(options, { "tokens", "ranks", "micro" }, "panel")
-  local source, context = view.source(self), self.config.context
-  local tokens = options.tokens
-  if tokens == nil then
-    local groups = source:validation_groups(self._ctx, context, 1)
-    tokens = math.min(2048, groups * context)
+  if type(options) == "table" and not panels.is(options) and options.tokens == nil then
+    local context = self.config.context
+    local groups = view.source(self):validation_groups(self._ctx, context, 1)
+    local copy = { tokens = math.min(2048, groups * context) }
+    for key, value in pairs(options) do copy[key] = value end
+    options = copy
   end
-  check.integer(nil, "panel tokens", tokens, 1)
-  return errors.try(core.panel(self._ctx, { data = source.path, val = source.val, time = context,
-    vocab = self.config.vocab, tokens = tokens, ranks = options.ranks, micro = options.micro }))
+  return panels.read(options, panels.place(self), "panel")
 end
 
 -- The panel of a call: given, of so many tokens, or the default one, which is kept.
 function measure.panel(self, given)
-  if type(given) == "userdata" then return given end
   if given ~= nil then return self:panel(given) end
   if not self._panel then self._panel = self:panel() end
   return self._panel
