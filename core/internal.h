@@ -69,6 +69,9 @@ const char *pg__shape_text(int ndim, const int64_t *shape, char *text, size_t si
 bool pg__tensor_overlap(const pg_tensor *a, const pg_tensor *b);
 bool pg__tensor_same_view(const pg_tensor *a, const pg_tensor *b);
 
+/* PG_EINVAL, in the name of an operation, unless t is fp32 of at most two dimensions. */
+int pg__tensor_check_f32(const char *op, const pg_tensor *t);
+
 /* Turns a kernel's -1 into PG_EDEVICE with the queue's text. */
 int pg__kernel_status(pg_context *ctx, int status, const char *operation);
 

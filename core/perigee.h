@@ -16,6 +16,7 @@
 #include "geometry.h"
 #include "metrics.h"
 #include "model.h"
+#include "npy.h"
 #include "optimizer.h"
 #include "profile.h"
 #include "random.h"

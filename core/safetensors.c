@@ -8,6 +8,7 @@
 #include "files.h"
 #include "internal.h"
 #include "json.h"
+#include "numbers.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -260,71 +261,50 @@ int pg_safetensors_read(pg_safetensors *file, const pg_safetensors_entry *entry,
                        (size_t)bytes);
 }
 
-static float from_bits(uint32_t bits) {
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-/* IEEE half: 1 sign, 5 exponent (bias 15), 10 fraction bits. Every half is an fp32 number. */
-static float from_half(uint16_t half) {
-  const uint32_t sign = (uint32_t)(half & 0x8000) << 16, fraction = half & 0x3ff;
-  const uint32_t exponent = half >> 10 & 31;
-  if (exponent == 31) return from_bits(sign | 0x7f800000 | fraction << 13);
-  if (exponent) return from_bits(sign | (exponent + 112) << 23 | fraction << 13);
-  const float small = (float)fraction * 0x1p-24f;
-  return sign ? -small : small;
-}
-
-typedef enum source_type {
-  SOURCE_F32,
-  SOURCE_BF16,
-  SOURCE_F16,
-  SOURCE_F64,
-  SOURCE_NONE
-} source_type;
-
-static source_type source_of(const char *dtype) {
-  if (strcmp(dtype, "F32") == 0) return SOURCE_F32;
-  if (strcmp(dtype, "BF16") == 0) return SOURCE_BF16;
-  if (strcmp(dtype, "F16") == 0) return SOURCE_F16;
-  if (strcmp(dtype, "F64") == 0) return SOURCE_F64;
-  return SOURCE_NONE;
-}
-
-static void convert(source_type type, const void *from, int64_t n, float *out) {
-  const uint16_t *half = from;
-  const double *wide = from;
-  if (type == SOURCE_BF16)
-    for (int64_t i = 0; i < n; i++) out[i] = from_bits((uint32_t)half[i] << 16);
-  else if (type == SOURCE_F16)
-    for (int64_t i = 0; i < n; i++) out[i] = from_half(half[i]);
-  else
-    for (int64_t i = 0; i < n; i++) out[i] = (float)wide[i];
-}
-
 int pg_safetensors_read_f32(pg_safetensors *file, const pg_safetensors_entry *entry, int64_t first,
                             int64_t count, float *out) {
   enum { BUFFER = 2048 };
   double buffer[BUFFER];
-  const source_type type = source_of(entry->dtype);
+  const pg__number type = pg__number_named(entry->dtype);
   int status = 0;
-  if (type == SOURCE_NONE)
+  if (type == PG__NONE || pg__number_is_integer(type))
     return pg_fail(file->context, PG_EFORMAT,
                    "'%s': tensor \"%.*s\" has type %s; F32, BF16, F16 or F64 are expected",
                    file->path, NAME_SHOWN, entry->name, entry->dtype);
-  const int64_t unit = type == SOURCE_F32 ? 4 : type == SOURCE_F64 ? 8 : 2;
+  const int64_t unit = pg__number_bytes(type);
   const int64_t elements = entry->bytes / unit;
   if (first < 0 || count < 0 || first > elements || count > elements - first)
     return pg_fail(file->context, PG_EINVAL,
                    "tensor \"%.*s\": %lld elements from %lld were asked for; it has %lld",
                    NAME_SHOWN, entry->name, (long long)count, (long long)first,
                    (long long)elements);
-  if (type == SOURCE_F32) return pg_safetensors_read(file, entry, first * 4, out, count * 4);
+  if (type == PG__F32) return pg_safetensors_read(file, entry, first * 4, out, count * 4);
   for (int64_t done = 0; done < count;) {
     const int64_t n = pg__min(count - done, BUFFER);
     PG_TRY(pg_safetensors_read(file, entry, (first + done) * unit, buffer, n * unit));
-    convert(type, buffer, n, out + done);
+    pg__numbers_f32(type, buffer, n, out + done);
+    done += n;
+  }
+fail:
+  return status;
+}
+
+/* `count` integers from element `first` on, in 32 bits. */
+static int read_i32(pg_safetensors *file, const pg_safetensors_entry *entry, int64_t first,
+                    int64_t count, int32_t *out) {
+  enum { BUFFER = 2048 };
+  int64_t buffer[BUFFER], bad = 0;
+  const pg__number type = pg__number_named(entry->dtype);
+  const int64_t unit = pg__number_bytes(type);
+  int status = 0;
+  for (int64_t done = 0; done < count;) {
+    const int64_t n = pg__min(count - done, BUFFER);
+    PG_TRY(pg_safetensors_read(file, entry, (first + done) * unit, buffer, n * unit));
+    const int64_t place = pg__numbers_i32(type, buffer, n, out + done, &bad);
+    if (place >= 0)
+      return pg_fail(file->context, PG_EUNSUPPORTED,
+                     "'%s': tensor \"%.*s\": element %lld does not fit into 32 bits", file->path,
+                     NAME_SHOWN, entry->name, (long long)(first + done + place));
     done += n;
   }
 fail:
@@ -348,7 +328,8 @@ int pg_safetensors_read_tensor(pg_safetensors *file, const char *name, pg_tensor
   if (there != elements)
     return pg_fail(ctx, PG_EFORMAT, "'%s': tensor \"%.*s\" has %lld elements, %lld are expected",
                    file->path, NAME_SHOWN, name, (long long)there, (long long)elements);
-  if (t->dtype != PG_F32 && strcmp(entry->dtype, pg_dtype_name(t->dtype)) != 0)
+  const bool integers = t->dtype == PG_I32 && pg__number_is_integer(pg__number_named(entry->dtype));
+  if (t->dtype != PG_F32 && !integers && strcmp(entry->dtype, pg_dtype_name(t->dtype)) != 0)
     return pg_fail(ctx, PG_EFORMAT, "'%s': tensor \"%.*s\" has type %s, %s is expected", file->path,
                    NAME_SHOWN, name, entry->dtype, pg_dtype_name(t->dtype));
   /* A strided tensor is filled at once, a contiguous one through the bounded buffer. */
@@ -367,6 +348,8 @@ int pg_safetensors_read_tensor(pg_safetensors *file, const char *name, pg_tensor
     }
     if (t->dtype == PG_F32)
       PG_TRY(pg_safetensors_read_f32(file, entry, done, n, (float *)(void *)buffer));
+    else if (integers)
+      PG_TRY(read_i32(file, entry, done, n, (int32_t *)(void *)buffer));
     else
       PG_TRY(pg_safetensors_read(file, entry, done * unit, buffer, n * unit));
     if (whole)

@@ -36,8 +36,8 @@ int pg_safetensors_read_f32(pg_safetensors *file, const pg_safetensors_entry *en
 /* Read raw bytes. */
 int pg_safetensors_read(pg_safetensors *file, const pg_safetensors_entry *entry, int64_t offset,
                         void *out, int64_t bytes);
-/* Read a whole tensor into t: same element count; fp32 conversion when t is F32, else the type
- * must match. */
+/* Read a whole tensor into t: same element count; fp32 conversion when t is F32, any integers that
+ * fit (and BOOL) when it is I32, else the type must match. */
 int pg_safetensors_read_tensor(pg_safetensors *file, const char *name, pg_tensor *t);
 
 /* Write the named tensors (F32, BF16, I32 or F64) and string metadata (pairs key, value, NULL-

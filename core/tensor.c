@@ -32,7 +32,8 @@ const char *pg__shape_text(int ndim, const int64_t *shape, char *text, size_t si
   size_t used = 0;
   used += (size_t)snprintf(text, size, "[");
   for (int i = 0; i < ndim && used < size; i++)
-    used += (size_t)snprintf(text + used, size - used, "%s%lld", i ? "," : "", (long long)shape[i]);
+    used +=
+        (size_t)snprintf(text + used, size - used, "%s%lld", i ? ", " : "", (long long)shape[i]);
   if (used < size) snprintf(text + used, size - used, "]");
   return text;
 }

@@ -6,6 +6,7 @@
 #include "internal.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef struct op_name {
@@ -39,7 +40,7 @@ static int find_op(pg_context *ctx, const op_name *names, size_t count, const ch
 }
 #define FIND_OP(ctx, list, name, out) find_op((ctx), (list), PG_COUNT(list), (name), (out))
 
-static int check(const char *op, const pg_tensor *t) {
+int pg__tensor_check_f32(const char *op, const pg_tensor *t) {
   char text[128];
   if (t->dtype != PG_F32)
     return pg_fail(t->context, PG_EINVAL, "%s: a tensor has type %s; F32 is needed", op,
@@ -93,7 +94,7 @@ static int prepare(const char *op, pg_context *ctx, int ndim, const int64_t *sha
   char text_out[128], text_need[128];
   *made = NULL;
   if (!out) return pg_tensor_new(ctx, PG_F32, ndim, shape, made);
-  const int status = check(op, out);
+  const int status = pg__tensor_check_f32(op, out);
   if (status < 0) return status;
   if (out->context != ctx)
     return pg_fail(ctx, PG_EINVAL, "%s: the tensors belong to different contexts", op);
@@ -125,8 +126,8 @@ int pg_tensor_binary(const char *op, const pg_tensor *a, const pg_tensor *b, pg_
 
   if (result) *result = NULL;
   PG_TRY(FIND_OP(ctx, binary_names, op, &code));
-  PG_TRY(check(op, a));
-  PG_TRY(check(op, b));
+  PG_TRY(pg__tensor_check_f32(op, a));
+  PG_TRY(pg__tensor_check_f32(op, b));
   if (b->context != ctx) {
     status = pg_fail(ctx, PG_EINVAL, "%s: the tensors belong to different contexts", op);
     goto fail;
@@ -163,7 +164,7 @@ int pg_tensor_scalar(const char *op, const pg_tensor *a, double scalar, bool rev
 
   if (result) *result = NULL;
   PG_TRY(FIND_OP(ctx, binary_names, op, &code));
-  PG_TRY(check(op, a));
+  PG_TRY(pg__tensor_check_f32(op, a));
   PG_TRY(prepare(op, ctx, a->ndim, a->shape, out, &made));
   PG_TRY(unalias(out, &a, &copy));
   const int64_t rows = rows_of(a), columns = columns_of(a);
@@ -187,7 +188,7 @@ int pg_tensor_unary(const char *op, const pg_tensor *a, pg_tensor *out, pg_tenso
 
   if (result) *result = NULL;
   PG_TRY(FIND_OP(ctx, unary_names, op, &code));
-  PG_TRY(check(op, a));
+  PG_TRY(pg__tensor_check_f32(op, a));
   PG_TRY(prepare(op, ctx, a->ndim, a->shape, out, &made));
   PG_TRY(unalias(out, &a, &copy));
   const int64_t rows = rows_of(a), columns = columns_of(a);
@@ -210,8 +211,8 @@ int pg_tensor_lerp(pg_tensor *x, const pg_tensor *y, double w) {
   int status;
   int64_t rows, columns;
 
-  PG_TRY(check("lerp", x));
-  PG_TRY(check("lerp", y));
+  PG_TRY(pg__tensor_check_f32("lerp", x));
+  PG_TRY(pg__tensor_check_f32("lerp", y));
   if (!join_size(rows_of(x), rows_of(y), &rows) ||
       !join_size(columns_of(x), columns_of(y), &columns) || rows != rows_of(x) ||
       columns != columns_of(x) || y->ndim > x->ndim) {
@@ -235,7 +236,7 @@ int pg_tensor_reduce(const char *op, const pg_tensor *a, int axis, pg_tensor **r
 
   *result = NULL;
   PG_TRY(FIND_OP(ctx, reduce_names, op, &code));
-  PG_TRY(check(op, a));
+  PG_TRY(pg__tensor_check_f32(op, a));
   pg__shape_text(a->ndim, a->shape, text, sizeof text);
   if (axis < -1 || axis > 1 || (axis >= 0 && a->ndim != 2)) {
     status = pg_fail(ctx, PG_EINVAL,
@@ -292,8 +293,8 @@ int pg_tensor_matmul(const pg_tensor *a, const pg_tensor *b, pg_tensor **result)
   int status;
 
   *result = NULL;
-  PG_TRY(check("matmul", a));
-  PG_TRY(check("matmul", b));
+  PG_TRY(pg__tensor_check_f32("matmul", a));
+  PG_TRY(pg__tensor_check_f32("matmul", b));
   if (b->context != ctx) {
     status = pg_fail(ctx, PG_EINVAL, "matmul: the tensors belong to different contexts");
     goto fail;
@@ -303,7 +304,13 @@ int pg_tensor_matmul(const pg_tensor *a, const pg_tensor *b, pg_tensor **result)
   const int64_t inner = b->ndim == 2 ? b->shape[0] : columns_of(b);
   const int64_t n = b->ndim == 2 ? b->shape[1] : 1;
   if (a->ndim == 0 || b->ndim == 0 || k != inner) {
-    status = fail_shapes("matmul", a, b, "do not multiply: the inner sizes must be equal");
+    char text_a[128], text_b[128], why[96] = "a scalar has no inner size";
+    if (a->ndim && b->ndim)
+      snprintf(why, sizeof why, "the inner sizes %lld and %lld differ", (long long)k,
+               (long long)inner);
+    status = pg_fail(ctx, PG_EINVAL, "matmul: %s x %s: %s",
+                     pg__shape_text(a->ndim, a->shape, text_a, sizeof text_a),
+                     pg__shape_text(b->ndim, b->shape, text_b, sizeof text_b), why);
     goto fail;
   }
   int ndim = 0;
@@ -347,7 +354,7 @@ int pg_tensor_fill(pg_tensor *t, double value) {
   pg_tensor *one = NULL, *none;
   int status;
 
-  PG_TRY(check("fill", t));
+  PG_TRY(pg__tensor_check_f32("fill", t));
   PG_TRY(prepare("fill", ctx, t->ndim, t->shape, t, &none));
   const int64_t rows = rows_of(t), columns = columns_of(t);
   if (rows == 0 || columns == 0) return 0;
@@ -373,8 +380,8 @@ int pg_tensor_rows_op(const char *op, const pg_tensor *a, const pg_tensor *v, pg
   int status;
 
   if (result) *result = NULL;
-  PG_TRY(check(op, a));
-  PG_TRY(check(op, v));
+  PG_TRY(pg__tensor_check_f32(op, a));
+  PG_TRY(pg__tensor_check_f32(op, v));
   const bool vector = v->ndim == 1 || (v->ndim == 2 && v->shape[1] == 1);
   if (a->ndim != 2 || !vector || v->shape[0] != a->shape[0]) {
     status = fail_shapes(op, a, v, "do not fit: a matrix and one number per row are needed");

@@ -33,6 +33,21 @@ int pg_tensor_fill(pg_tensor *t, double value);
 int pg_tensor_rows_op(const char *op, const pg_tensor *a, const pg_tensor *v, pg_tensor *out,
                       pg_tensor **result);
 
+/* The first k of each row (of a vector) in order, smallest or largest first; the earlier of equals
+ * comes first, NaN counts as the largest. Two new tensors: values, and columns from 0 as fp32.
+ * Through host memory. */
+int pg_tensor_sort(const pg_tensor *a, int64_t k, bool descending, pg_tensor **values,
+                   pg_tensor **indices);
+/* Rows (of a vector: elements) rows[0 … n), counted from 0, as a new tensor. */
+int pg_tensor_gather_rows(const pg_tensor *a, const int32_t *rows, int64_t n, pg_tensor **result);
+/* A new contiguous tensor of the same numbers in fp32, through host memory unless they are that. */
+int pg_tensor_float(const pg_tensor *t, pg_tensor **result);
+/* Element i, in row-major order, from random number first + i of (seed, stream): uniform in [a, b)
+ * on a grid of (b - a) 2^-24, or normal with mean a and deviation b from pg_normals. Made on the
+ * host, alike everywhere. */
+int pg_tensor_random(pg_tensor *t, bool normal, uint64_t seed, uint64_t stream, uint64_t first,
+                     double a, double b);
+
 #ifdef __cplusplus
 }
 #endif

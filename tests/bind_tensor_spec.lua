@@ -164,7 +164,8 @@ describe("tensors", function()
   end)
 
   it("come from nested tables of one shape only", function()
-    assert.error_matches(function() core.tensor(ctx, { { 1, 2 }, { 3 } }) end, "level 2 have 2 and 1")
+    assert.error_matches(function() core.tensor(ctx, { { 1, 2 }, { 3 } }) end,
+      "%[2%] has 1 elements, the tables before it .* have 2")
     assert.error_matches(function() core.tensor(ctx, { { 1 }, 2 }) end, "a table of 1 elements")
     assert.error_matches(function() core.tensor(ctx, { 1, { 2 } }) end, "number expected.*got table")
     assert.error_matches(function() core.tensor(ctx, { 1, "2" }) end, 'got string "2"')

@@ -127,6 +127,9 @@ const char *pgl_push_shape(lua_State *L, const pg_tensor *t);
 int pgl_tensor_close(lua_State *L);    /* close(), __gc and __close */
 void pgl_open_tensor(lua_State *L);    /* metatable, and constructors into the table at top */
 void pgl_tensor_methods(lua_State *L); /* tensor_methods.c: into the metatable at the top */
+/* Functions into the table at the top: tensor_files.c, tensor_order.c. */
+void pgl_tensor_files(lua_State *L);
+void pgl_tensor_order(lua_State *L);
 /* tensor_access.c: methods into the table at the top, which becomes __index of the metatable below
  */
 void pgl_tensor_access(lua_State *L);

@@ -1,5 +1,5 @@
-/* Tensors: the userdata, constructors, files, and element access. Arithmetic is in
- * tensor_methods.c. Rows and columns count from 1. */
+/* Tensors: the userdata and constructors. Arithmetic is in tensor_methods.c, element access in
+ * tensor_access.c. Rows and columns count from 1. */
 #include "bind.h"
 #include <limits.h>
 #include <stdio.h>
@@ -139,23 +139,48 @@ static int nested_shape(lua_State *L, int index, int64_t shape[PG_MAX_DIMS]) {
   return ndim;
 }
 
-/* Copy level `level` of the table at the top into *out, advancing it. */
-static void nested_read(lua_State *L, int level, int ndim, const int64_t *shape, float **out) {
-  if (level == ndim) {
-    if (lua_type(L, -1) != LUA_TNUMBER)
-      luaL_error(L, "tensor: a number expected in the table, got %s", pgl_describe(L, -1));
-    *(*out)++ = (float)lua_tonumber(L, -1);
+/* A nested table being read: where in it, from 1, and where the next number goes. */
+typedef struct nested {
+  int ndim;
+  int64_t shape[PG_MAX_DIMS], at[PG_MAX_DIMS];
+  float *out;
+} nested;
+
+/* "[2][1]": the place at `level`, pushed. */
+static const char *push_place(lua_State *L, const nested *n, int level) {
+  lua_pushstring(L, level ? "" : "the table");
+  for (int i = 0; i < level; i++) {
+    lua_pushfstring(L, "[%I]", (LUAI_UACINT)n->at[i]);
+    lua_concat(L, 2);
+  }
+  return lua_tostring(L, -1);
+}
+
+/* Copy level `level` of the table at the top. */
+static void nested_read(lua_State *L, int level, nested *n) {
+  if (level == n->ndim) {
+    if (lua_type(L, -1) != LUA_TNUMBER) {
+      const char *got = pgl_describe(L, -1);
+      luaL_error(L, "tensor: %s: a number expected, got %s", push_place(L, n, level), got);
+    }
+    *n->out++ = (float)lua_tonumber(L, -1);
     return;
   }
-  if (lua_type(L, -1) != LUA_TTABLE)
-    luaL_error(L, "tensor: a table of %I elements expected at level %d, got %s",
-               (LUAI_UACINT)shape[level], level + 1, pgl_describe(L, -1));
-  if ((int64_t)lua_rawlen(L, -1) != shape[level])
-    luaL_error(L, "tensor: tables at level %d have %I and %I elements", level + 1,
-               (LUAI_UACINT)shape[level], (LUAI_UACINT)lua_rawlen(L, -1));
-  for (int64_t i = 1; i <= shape[level]; i++) {
+  const int64_t size = n->shape[level];
+  if (lua_type(L, -1) != LUA_TTABLE) {
+    const char *got = pgl_describe(L, -1);
+    luaL_error(L, "tensor: %s: a table of %I elements expected, got %s", push_place(L, n, level),
+               (LUAI_UACINT)size, got);
+  }
+  if ((int64_t)lua_rawlen(L, -1) != size) {
+    const int64_t own = (int64_t)lua_rawlen(L, -1);
+    luaL_error(L, "tensor: %s has %I elements, the tables before it at its level have %I",
+               push_place(L, n, level), (LUAI_UACINT)own, (LUAI_UACINT)size);
+  }
+  for (int64_t i = 1; i <= size; i++) {
+    n->at[level] = i;
     lua_rawgeti(L, -1, i);
-    nested_read(L, level + 1, ndim, shape, out);
+    nested_read(L, level + 1, n);
     lua_pop(L, 1);
   }
 }
@@ -174,9 +199,11 @@ static int tensor_from_table(lua_State *L) {
       return luaL_error(L, "tensor: more than 2^32 elements in a table");
     elements *= shape[i];
   }
-  float *values = lua_newuserdatauv(L, sizeof(float) * (size_t)elements + 1, 0), *end = values;
+  float *values = lua_newuserdatauv(L, sizeof(float) * (size_t)elements + 1, 0);
+  nested n = {.ndim = ndim, .out = values};
+  memcpy(n.shape, shape, sizeof(int64_t) * (size_t)ndim);
   lua_pushvalue(L, 2);
-  nested_read(L, 0, ndim, shape, &end);
+  nested_read(L, 0, &n);
   lua_pop(L, 1);
 
   pgl_tensor *t = pgl_push_tensor(L);
@@ -189,121 +216,12 @@ static int tensor_from_table(lua_State *L) {
   return 1;
 }
 
-/* ---- files --------------------------------------------------------------------------------- */
-static void release_safetensors(void *file) {
-  pg_safetensors_close(file);
-}
-
-/* core.load_tensor(ctx, path, name): 16-bit floats and F64 become F32. */
-static int tensor_load(lua_State *L) {
-  pgl_object *context = pgl_check(L, 1, &pgl_context_kind);
-  pg_context *ctx = context->resource;
-  const char *path = pgl_string(L, 2, "path"), *name = pgl_string(L, 3, "name");
-  void **box = pgl_own(L, release_safetensors);
-  pgl_tensor *t = pgl_push_tensor(L);
-  pgl_check_open(L, context, "context");
-  pgl_tensor_bind(t, context, NULL);
-  pg_safetensors *file = NULL;
-  int status = pg_safetensors_open(ctx, path, &file);
-  if (status < 0) return pgl_fail(L, ctx, status);
-  *box = file;
-  const pg_safetensors_entry *e = pg_safetensors_find(file, name);
-  if (!e)
-    status = pg_fail(ctx, PG_ENOENT, "%s holds no tensor '%s'", path, name);
-  else if (e->ndim > PG_MAX_DIMS)
-    status = pg_fail(ctx, PG_EUNSUPPORTED, "%s: '%s' has %d dimensions, at most %d are supported",
-                     path, name, e->ndim, PG_MAX_DIMS);
-  if (status == 0)
-    status = pg_tensor_new(ctx, strcmp(e->dtype, "I32") == 0 ? PG_I32 : PG_F32, e->ndim, e->shape,
-                           &t->tensor);
-  if (status == 0) status = pg_safetensors_read_tensor(file, name, t->tensor);
-  pgl_disown(box);
-  if (status < 0) return pgl_fail(L, ctx, status);
-  pgl_tensor_made(L, t);
-  return 1;
-}
-
-/* core.tensors(ctx, path) -> list of { name, dtype, shape } in file order */
-static int tensor_list(lua_State *L) {
-  pg_context *ctx = pgl_check(L, 1, &pgl_context_kind)->resource;
-  const char *path = pgl_string(L, 2, "path");
-  void **box = pgl_own(L, release_safetensors);
-  pg_safetensors *file = NULL;
-  int status = pg_safetensors_open(ctx, path, &file);
-  if (status < 0) return pgl_fail(L, ctx, status);
-  *box = file;
-  lua_newtable(L);
-  for (size_t i = 0; i < pg_safetensors_count(file); i++) {
-    const pg_safetensors_entry *e = pg_safetensors_at(file, i);
-    lua_createtable(L, 0, 3);
-    pgl_set_string(L, "name", e->name);
-    pgl_set_string(L, "dtype", e->dtype);
-    lua_createtable(L, e->ndim, 0);
-    for (int k = 0; k < e->ndim; k++) {
-      lua_pushinteger(L, e->shape[k]);
-      lua_rawseti(L, -2, k + 1);
-    }
-    lua_setfield(L, -2, "shape");
-    lua_rawseti(L, -2, (lua_Integer)i + 1);
-  }
-  pgl_disown(box);
-  return 1;
-}
-
-/* core.save_tensors(ctx, path, { {name, tensor}, ... }, { key = text }) */
-static int tensor_save(lua_State *L) {
-  pgl_object *context = pgl_check(L, 1, &pgl_context_kind);
-  const char *path = pgl_string(L, 2, "path");
-  luaL_checktype(L, 3, LUA_TTABLE);
-  lua_settop(L, 4);
-  const char **metadata = NULL;
-  if (!lua_isnil(L, 4)) {
-    size_t n = 0;
-    luaL_checktype(L, 4, LUA_TTABLE);
-    for (lua_pushnil(L); lua_next(L, 4); lua_pop(L, 1)) n++;
-    metadata = lua_newuserdatauv(L, sizeof *metadata * (2 * n + 1), 0);
-    n = 0;
-    for (lua_pushnil(L); lua_next(L, 4); lua_pop(L, 1)) {
-      if (lua_type(L, -2) != LUA_TSTRING || lua_type(L, -1) != LUA_TSTRING)
-        return luaL_error(L, "save_tensors: metadata keys and values must be strings");
-      metadata[n++] = lua_tostring(L, -2);
-      metadata[n++] = lua_tostring(L, -1);
-    }
-    metadata[n] = NULL;
-  }
-  /* Last, since nothing may run finalisers while the list holds plain pointers. */
-  const size_t count = (size_t)lua_rawlen(L, 3);
-  pg_named_tensor *list = lua_newuserdatauv(L, sizeof *list * count + 1, 0);
-  luaL_checkstack(L, 8, NULL);
-  for (size_t i = 0; i < count; i++) {
-    if (lua_rawgeti(L, 3, (lua_Integer)i + 1) != LUA_TTABLE)
-      return luaL_error(L, "save_tensors: entry %I must be a table {name, tensor}, got %s",
-                        (LUAI_UACINT)i + 1, pgl_describe(L, -1));
-    if (lua_rawgeti(L, -1, 1) != LUA_TSTRING)
-      return luaL_error(L, "save_tensors: the name of entry %I must be a string, got %s",
-                        (LUAI_UACINT)i + 1, pgl_describe(L, -1));
-    const char *name = lua_tostring(L, -1);
-    lua_rawgeti(L, -2, 2);
-    pgl_tensor *t = pgl_test_tensor(L, -1);
-    if (!t)
-      return luaL_error(L, "save_tensors: '%s' must be a tensor, got %s", name,
-                        pgl_describe(L, -1));
-    list[i] = (pg_named_tensor){.name = name, .tensor = t->tensor};
-    lua_pop(L, 3);
-  }
-  int status = pg_safetensors_write(context->resource, path, list, count, metadata);
-  if (status < 0) return pgl_fail(L, context->resource, status);
-  lua_pushboolean(L, true);
-  return 1;
-}
-
 static const luaL_Reg meta[] = {{"__gc", pgl_tensor_close},
                                 {"__close", pgl_tensor_close},
                                 {"__tostring", tensor_tostring},
                                 {NULL, NULL}};
-static const luaL_Reg functions[] = {{"zeros", tensor_zeros},       {"tensor", tensor_from_table},
-                                     {"load_tensor", tensor_load},  {"tensors", tensor_list},
-                                     {"save_tensors", tensor_save}, {NULL, NULL}};
+static const luaL_Reg functions[] = {
+    {"zeros", tensor_zeros}, {"tensor", tensor_from_table}, {NULL, NULL}};
 
 void pgl_open_tensor(lua_State *L) {
   luaL_newmetatable(L, PGL_TENSOR);
@@ -311,6 +229,8 @@ void pgl_open_tensor(lua_State *L) {
   pgl_tensor_methods(L);
   lua_pop(L, 1);
   luaL_setfuncs(L, functions, 0);
+  pgl_tensor_files(L);
+  pgl_tensor_order(L);
   lua_getfield(L, LUA_REGISTRYINDEX, PGL_TENSOR_METHODS);
   lua_setfield(L, -2, "tensor_methods");
 }

@@ -15,6 +15,7 @@ local random = require "perigee.random"
 local recipe = require "perigee.recipe"
 local schedule = require "perigee.schedule"
 local session = require "perigee.session"
+local tensors = require "perigee.tensors"
 
 local pg = {
   core = core,
@@ -35,6 +36,7 @@ local pg = {
   checkpoint = hooks.checkpoint,
   random = random.public,
 }
+for name, f in pairs(tensors.public) do pg[name] = f end
 
 -- Open a run of a recipe (an object, or a path to a recipe file). options: out, set, device,
 -- threads, compute, recompute, micro, max_updates, max_time (seconds), quiet, signals. Failures of
@@ -60,9 +62,10 @@ function pg.resume(path, options)
   return errors.guard(session.resume, path, copy)
 end
 
--- Read a recipe file; `set` gives values to its pg.params.
-function pg.load(path, set)
+-- Read a recipe file; `set` gives values to its pg.params. Or tensors: pg.load(path [, name]).
+function pg.load(path, set, ...)
   check.string(nil, "pg.load path", path)
+  if tensors.is_file(path) then return errors.guard(tensors.load, path, set, ...) end
   return errors.guard(function() return (open.read(path, set)) end)
 end
 

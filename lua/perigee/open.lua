@@ -10,6 +10,7 @@ local random = require "perigee.random"
 local recipe = require "perigee.recipe"
 local routing = require "perigee.routing"
 local sources = require "perigee.sources"
+local tensors = require "perigee.tensors"
 local tracker = require "perigee.tracker"
 
 local open = {}
@@ -113,6 +114,7 @@ local function open_context(run)
   if options.context then -- a run in memory shares that of the prompt
     run.launch, run.ctx, run.borrowed = errors.try(core.launch()), options.context, true
     run.comm = errors.try(core.comm(run.ctx, {}))
+    tensors.use(run.ctx)
     return
   end
   local wanted = options.device or spec.device
@@ -142,6 +144,7 @@ local function open_context(run)
   end
   local ctx = errors.try(context(device, index))
   run.ctx = ctx
+  tensors.use(ctx)
   run.comm = errors.try(core.comm(ctx, {
     timeout = options.rank_timeout or spec.rank_timeout, device_index = index }))
 end

@@ -12,7 +12,7 @@ local Generator = { __name = "a generator" }
 Generator.__index = Generator
 
 -- Streams keep generators of one seed apart.
-local streams = { random = 1, math = 2 }
+local streams = { random = 1, math = 2, tensor = 3 }
 
 function random.new(seed, stream)
   return setmetatable({ seed = seed, first_seed = seed, stream = streams[stream], index = 0 },
@@ -99,6 +99,11 @@ function random.release(pair)
 end
 
 function random.active() return active end
+
+function random.is(value) return getmetatable(value) == Generator end
+
+-- The generator behind pg.random.
+function random.current() return of("random") end
 
 -- Read a recipe (f) with generators that always start alike.
 function random.during_reading(f, ...)

@@ -66,7 +66,7 @@ TEST(refused_shapes) {
   CHECK(pg_tensor_new(ctx, PG_F32, 2, negative, &t) == PG_EINVAL && !t);
   CHECK(strstr(pg_context_message(ctx), "-1"), "%s", pg_context_message(ctx));
   CHECK(pg_tensor_new(ctx, PG_F32, 2, huge, &t) == PG_EINVAL && !t);
-  CHECK(strstr(pg_context_message(ctx), "[4294967296,4294967296]"), "%s", pg_context_message(ctx));
+  CHECK(strstr(pg_context_message(ctx), "[4294967296, 4294967296]"), "%s", pg_context_message(ctx));
   CHECK(pg_tensor_new(ctx, PG_F32, 3, odd, &t) == PG_EINVAL, "strides would overflow");
   CHECK(pg_tensor_new(ctx, PG_F32, 5, five, &t) == PG_EINVAL);
   CHECK(pg_tensor_new(ctx, PG_F32, -1, five, &t) == PG_EINVAL);
@@ -189,8 +189,8 @@ TEST(strided_reads_and_writes) {
 TEST(copies) {
   pg_tensor *t = counted(3, 3), *flip = view(t, 0, 2, 3, 3, 1, 3), *other = counted(3, 4), *b;
   CHECK(pg_tensor_copy(t, other) == PG_EINVAL);
-  CHECK(strstr(pg_context_message(ctx), "[3,3]") && strstr(pg_context_message(ctx), "[3,4]"), "%s",
-        pg_context_message(ctx));
+  CHECK(strstr(pg_context_message(ctx), "[3, 3]") && strstr(pg_context_message(ctx), "[3, 4]"),
+        "%s", pg_context_message(ctx));
   CHECK(pg_tensor_new(ctx, PG_F64, 2, t->shape, &b) == 0);
   CHECK(pg_tensor_copy(t, b) == PG_EINVAL && strstr(pg_context_message(ctx), "F64"));
   /* Onto itself, transposed: the copy must not read what it has written. */

@@ -1,8 +1,9 @@
 -- Values as a person reads them, and as one JSON value. Nothing here raises: an object whose
 -- __tostring fails is shown as such.
 local core = require "perigee.core"
+local tensors = require "perigee.tensors"
 
-local show = {}
+local show = { is_tensor = tensors.is }
 
 local widest = 88
 
@@ -37,72 +38,6 @@ local function protected(f, ...)
   local ok, text = pcall(f, ...)
   if ok and type(text) == "string" then return text end
   return "(cannot be shown: " .. tostring(text):gsub("\n.*", "") .. ")"
-end
-
--- ---- tensors -------------------------------------------------------------------------------
-
-function show.is_tensor(value)
-  return type(value) == "userdata" and (debug.getmetatable(value) or {}).__name == "perigee.tensor"
-end
-
--- Positions to show of `n`: all of a few, else the first and last ones with a gap (false) between.
-local function ends(n, most)
-  local list = {}
-  if n <= most then
-    for i = 1, n do list[i] = i end
-    return list
-  end
-  local half = most // 2
-  for i = 1, half do list[i] = i end
-  list[half + 1] = false
-  for i = n - half + 1, n do list[#list + 1] = i end
-  return list
-end
-
-local function cell(x) return math.type(x) == "integer" and tostring(x) or ("%.5g"):format(x) end
-
-local function columns_aligned(rows)
-  local widths = {}
-  for _, row in ipairs(rows) do
-    for i, text in ipairs(row) do widths[i] = math.max(widths[i] or 0, utf8.len(text) or #text) end
-  end
-  local lines = {}
-  for r, row in ipairs(rows) do
-    local cells = {}
-    for i, text in ipairs(row) do
-      cells[i] = (" "):rep(widths[i] - (utf8.len(text) or #text)) .. text
-    end
-    lines[r] = "  " .. table.concat(cells, "  ")
-  end
-  return lines
-end
-
--- Values of one row or vector at the positions of `ends`.
-local function cells_of(vector, wanted)
-  local cells = {}
-  for i, position in ipairs(wanted) do
-    cells[i] = position and cell(vector[position]) or "…"
-  end
-  return cells
-end
-
-function show.tensor(t)
-  local text = tostring(t)
-  if text:find("closed", 1, true) then return text end
-  local shape = t:shape()
-  if t:elements() == 0 then return text end
-  if #shape == 0 then return ("%s: %s"):format(text, cell(t:item())) end
-  if #shape > 2 then return text end
-  local rows = {}
-  if #shape == 1 then
-    rows[1] = cells_of(t, ends(shape[1], 8))
-  else
-    local across = ends(shape[2], 6)
-    for _, i in ipairs(ends(shape[1], 6)) do
-      rows[#rows + 1] = i and cells_of(t:row(i), across) or { "…" }
-    end
-  end
-  return text .. "\n" .. table.concat(columns_aligned(rows), "\n")
 end
 
 -- ---- tables --------------------------------------------------------------------------------
@@ -181,7 +116,6 @@ function show.value(value)
   local kind = type(value)
   if kind == "string" then return value end
   if kind == "number" then return show.number(value) end
-  if show.is_tensor(value) then return protected(show.tensor, value) end
   local meta = debug.getmetatable(value)
   if kind == "table" and not (type(meta) == "table" and meta.__tostring) then
     return protected(show.table, value)

@@ -11,6 +11,7 @@ local open = require "perigee.open"
 local report = require "perigee.repl.report"
 local runs = require "perigee.run"
 local session = require "perigee.session"
+local tensors = require "perigee.tensors"
 local tokens = require "perigee.repl.tokens"
 
 local view = {}
@@ -80,6 +81,7 @@ end
 function view.open(ctx, path, options)
   local found = checkpoints.resolve(ctx, path)
   local config = errors.try(core.checkpoint_config(ctx, found))
+  tensors.use(ctx)
   local host = recorded(found)
   return setmetatable({ _ctx = ctx, _host = host, _config = config, _options = options or {},
     _directory = run_of(found), path = path, checkpoint = found,
