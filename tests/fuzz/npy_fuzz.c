@@ -32,8 +32,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
   snprintf(path_copy, sizeof path_copy, "/proc/self/fd/%d", copy);
   const int status = pg_npy_read(ctx, path, &t);
-  REQUIRE(status == 0 ||
-          ((status == PG_EFORMAT || status == PG_EUNSUPPORTED) && !t && pg_context_message(ctx)[0]));
+  REQUIRE(status == 0 || ((status == PG_EFORMAT || status == PG_EUNSUPPORTED) && !t &&
+                          pg_context_message(ctx)[0]));
   if (status == 0) {
     REQUIRE(pg_tensor_elements(t) <= (int64_t)size && pg_tensor_contiguous(t));
     REQUIRE(pg_npy_write(ctx, path_copy, t) == 0 && pg_npy_read(ctx, path_copy, &again) == 0);
