@@ -288,7 +288,7 @@ end
 -- Where a run's panels are read and its matrices measured. nil stands for the only open run.
 panels.add_place(function(value)
   local run = runs.find(value)
-  if not run or run.closed or not run.core then return nil end
+  if not run or run.closed or not run.ctx then return nil end
   return { owner = run, ctx = run.ctx, source = run.spec.data, context = run.model_config.context,
     vocab = run.model_config.vocab, world = run.world, micro = run.spec.batch.micro,
     model = run.model, core = run.core }
