@@ -339,27 +339,40 @@ template <class T> struct call {
   float *lse, *delta;
 };
 
+/* Bytes of shared memory: `count` tiles of positions and one of weights. */
+template <int TILE, int D> static constexpr size_t shared_bytes(int count) {
+  return ((size_t)count * TILE * (D + 4) + TILE * tile_size<TILE>::score_ld) * sizeof(float);
+}
+
 template <int TILE, int D, class T> static int run(pg_queue *q, shape s, const call<T> &a) {
-  const size_t tile = TILE * (D + 4) * sizeof(float);
-  const size_t weights = TILE * tile_size<TILE>::score_ld * sizeof(float);
+  const size_t two = shared_bytes<TILE, D>(2), four = shared_bytes<TILE, D>(4);
+  if (four > q->shared)
+    return pg_cuda_refuse(q,
+                          "attention with head_dim %lld needs %zu KiB of shared memory per "
+                          "block; this GPU has %zu",
+                          (long long)s.head_dim, four >> 10, q->shared >> 10);
   s.tiles = pg_blocks(s.time, TILE);
   const int64_t blocks = s.tiles * s.sequences, warps = s.time * s.sequences;
   if (blocks > INT32_MAX || warps > INT32_MAX)
     return pg_cuda_refuse(q, "%lld heads of %lld positions are too many", (long long)s.sequences,
                           (long long)s.time);
   if (!a.dout) {
-    PG_CUDA_LAUNCH(q, (attention_forward<TILE, D, T>), dim3((unsigned)blocks), THREADS,
-                   2 * tile + weights, s, a.query, a.key, a.value, a.result, a.lse);
+    PG_CUDA_LAUNCH(q, (attention_forward<TILE, D, T>), dim3((unsigned)blocks), THREADS, two, s,
+                   a.query, a.key, a.value, a.result, a.lse);
     return 0;
   }
   PG_CUDA_LAUNCH(q, attention_delta<T>, dim3((unsigned)pg_blocks(warps, PG_CUDA_BLOCK / PG_WARP)),
                  PG_CUDA_BLOCK, 0, s, a.dout, a.out, a.delta);
-  PG_CUDA_LAUNCH(q, (attention_dquery<TILE, D, T>), dim3((unsigned)blocks), THREADS,
-                 4 * tile + weights, s, a.dout, a.query, a.key, a.value, a.lse, a.delta, a.dquery);
-  PG_CUDA_LAUNCH(q, (attention_dkey_dvalue<TILE, D, T>), dim3((unsigned)blocks), THREADS,
-                 4 * tile + weights, s, a.dout, a.query, a.key, a.value, a.lse, a.delta, a.dkey,
-                 a.dvalue);
+  PG_CUDA_LAUNCH(q, (attention_dquery<TILE, D, T>), dim3((unsigned)blocks), THREADS, four, s,
+                 a.dout, a.query, a.key, a.value, a.lse, a.delta, a.dquery);
+  PG_CUDA_LAUNCH(q, (attention_dkey_dvalue<TILE, D, T>), dim3((unsigned)blocks), THREADS, four, s,
+                 a.dout, a.query, a.key, a.value, a.lse, a.delta, a.dkey, a.dvalue);
   return 0;
+}
+
+/* Smaller tiles where shared memory is short: 99 KiB on desktop GPUs, 163 or more on others. */
+template <int D, class T> static int fit(pg_queue *q, const shape &s, const call<T> &a) {
+  return shared_bytes<64, D>(4) <= q->shared ? run<64, D>(q, s, a) : run<32, D>(q, s, a);
 }
 
 template <class T>
@@ -375,9 +388,8 @@ static int choose(pg_queue *q, int64_t batch, int64_t time, int64_t heads, int64
   if (s.sequences <= 0 || time <= 0) return 0;
   if (head_dim <= 32) return run<64, 32>(q, s, a);
   if (head_dim <= 64) return run<64, 64>(q, s, a);
-  if (head_dim <= 96) return run<64, 96>(q, s, a);
-  if (head_dim <= 128) return run<64, 128>(q, s, a);
-  /* Tiles of 64 would not fit into shared memory. */
+  if (head_dim <= 96) return fit<96>(q, s, a);
+  if (head_dim <= 128) return fit<128>(q, s, a);
   if (head_dim <= 256) return run<32, 256>(q, s, a);
   return pg_cuda_refuse(q, "head_dim is %lld; attention goes up to 256", (long long)head_dim);
 }

@@ -36,6 +36,7 @@ struct pg_queue {
   cudaStream_t stream;
   int device, devices; /* index, and how many there are */
   int multiprocessors;
+  size_t shared;    /* bytes of shared memory that a block may ask for */
   bool synchronous; /* PG_CUDA_SYNC=1: wait after every launch */
   const char *last; /* the kernel or call queued last */
   struct pg_cuda_memory *memory;

@@ -79,6 +79,7 @@ static int start(pg_queue *q, char *text, size_t size) {
     return -1;
   }
   q->multiprocessors = properties.multiProcessorCount;
+  q->shared = properties.sharedMemPerBlockOptin;
   if (pg_cuda_launched(q, "probe", pg_launch(probe, dim3(1), dim3(32), 0, q->stream)) < 0 ||
       pg_cuda_synchronize(q) < 0) {
     snprintf(text, size, "this build has no kernels that run on %s (sm_%d%d): %s", properties.name,

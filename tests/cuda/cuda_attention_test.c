@@ -77,6 +77,36 @@ TEST(long_sequence) {
   check_both(&(shape){1, UNIT_SLOW ? 261 : 1023, 1, 2}, 1);
 }
 
+/* Starts the device's queue again. */
+static void restart(void) {
+  const pg_queue_options options = {.threads = 1};
+  struct side *gpu = &sides[GPU];
+  char text[400] = "";
+  gpu->k->queue_free(gpu->q);
+  if (gpu->k->queue_new(&options, &gpu->q, text, sizeof text) < 0) abort();
+}
+
+#ifdef PG_CUDAEMU
+/* A GPU with the least shared memory there is, 99 KiB, has smaller tiles; with less it is refused
+ * in words. */
+TEST(little_shared_memory) {
+  unit_seed(57);
+  emulate("CUDAEMU_SHARED", "99k");
+  restart();
+  for (int64_t d = 72; d <= 128; d += 56) check_both(&(shape){2, 70, 2, d}, 1);
+  twin x = normals(PG_F32, 2 * 256, 1), out = poisoned(PG_F32, 2 * 256), lse = poisoned(PG_F32, 2);
+  const struct side *gpu = &sides[GPU];
+  side_ = GPU;
+  CHECK(gpu->k->attention_forward(gpu->q, PG_F32, P(x), P(x), P(x), 1, 2, 1, 256, P(out), P(lse)) <
+        0);
+  CHECK(strstr(gpu->k->message(gpu->q), "head_dim 256") && strstr(gpu->k->message(gpu->q), "99"),
+        "%s", gpu->k->message(gpu->q));
+  emulate("CUDAEMU_SHARED", NULL);
+  restart();
+  drop_twins();
+}
+#endif
+
 #ifndef PG_CUDAEMU
 /* The shapes of the plain tests again, in bf16, as cuDNN divides them: whole tiles, the rest of a
  * tile, shapes that it leaves to the plain kernel, and one that takes several parts. */
@@ -103,19 +133,16 @@ TEST(cudnn_large_scores) {
   check_attention(&(shape){2, 150, 2, 64}, PG_BF16, 20);
 }
 
-/* Starts the device's queue again under another PG_ATTENTION; whether cuDNN works there. */
+/* The same under another PG_ATTENTION; whether cuDNN works there. */
 static bool reopen(const char *wish) {
-  const pg_queue_options options = {.threads = 1};
   struct side *gpu = &sides[GPU];
   char text[400] = "";
-  gpu->k->queue_free(gpu->q);
   if (wish)
     setenv("PG_ATTENTION", wish, 1);
   else
     unsetenv("PG_ATTENTION");
-  if (gpu->k->queue_new(&options, &gpu->q, text, sizeof text) < 0 ||
-      gpu->k->attention_path(gpu->q, PG_BF16, 1, 1024, 1, 64, text, sizeof text) < 0)
-    abort();
+  restart();
+  if (gpu->k->attention_path(gpu->q, PG_BF16, 1, 1024, 1, 64, text, sizeof text) < 0) abort();
   printf("attention: %s\n", text);
   return strncmp(text, "cuDNN", 5) == 0;
 }
@@ -130,7 +157,9 @@ int main(void) {
   RUN(times);
   RUN(large_scores);
   RUN(long_sequence);
-#ifndef PG_CUDAEMU
+#ifdef PG_CUDAEMU
+  RUN(little_shared_memory);
+#else
   if (reopen(NULL)) {
     RUN(cudnn);
     RUN(cudnn_large_scores);

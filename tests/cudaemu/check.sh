@@ -134,7 +134,7 @@ run_job() { # build:NAME, nvcc or CELL:PROGRAM[:ARGUMENT]
     nvcc) nvcc_compiles; return ;;
   esac
   in=$(folder "${build_of[$cell]}")
-  export ${settings[$cell]}
+  [ -z "${settings[$cell]}" ] || export ${settings[$cell]}
   ulimit -t 900 # of CPU time: the machine may be busy with other things
   case $name in
     bugs) seeded "$in/cudaemu/emu_bugs" "${caught[$cell]}" "$logs/$cell.bugs.out" ;;

@@ -12,21 +12,24 @@
  *  - no waiting between blocks: blocks run one after the other.
  *
  * One thread of a block runs at a time, until it waits. Environment (cudaemu_reload reads again):
- *   CUDAEMU_ORDER=forward|reverse|random:SEED  order of blocks, and of threads when several can run
- *   CUDAEMU_STREAMS=eager|lazy|random:SEED   lazy: work runs only when something waits for it;
- * random: some of it earlier, as events allow
- *   CUDAEMU_GUARD=0|1|2          1: allocations end at an unmapped page; freed memory stays
- * unmapped 2: and device memory is unmapped while the host runs (slow) CUDAEMU_BLOCKS=unordered
- * under TSan, blocks of one launch count as concurrent CUDAEMU_DEVICES=N
- * CUDAEMU_MEMORY=BYTES[k|m|g]   0 devices: as if there were no driver CUDAEMU_FAIL=NAME:N[,...] the
- * N-th call of NAME fails: a function's name, a kernel's name, `launch`, or `execute` (the N-th
- * piece of queued work fails; every later call then returns the error, as after a bad access)
- *   CUDAEMU_SKIP=NAME:N[,...]  the N-th call of cudaStreamWaitEvent, cudaEventSynchronize or
- * cudaStreamSynchronize does not wait
- *   CUDAEMU_TRACE=FILE  gets a line for every call that allocates ("cudaMalloc BYTES"), releases,
- * makes a stream or an event, "wait" for every one that finds work to wait for, and
- * "ncclGroupEnd OPERATIONS"
- *   CUDAEMU_NCCL_TIMEOUT=SECONDS  wait for other ranks (60)
+ *  - CUDAEMU_ORDER=forward|reverse|random:SEED: of blocks, and of threads when several can run
+ *  - CUDAEMU_STREAMS=eager|lazy|random:SEED. lazy: work runs only when something waits for it;
+ *    random: some of it earlier, as events allow
+ *  - CUDAEMU_GUARD=0|1|2. 1: allocations end at an unmapped page, freed memory stays unmapped; 2:
+ *    and device memory is unmapped while the host runs (slow)
+ *  - CUDAEMU_BLOCKS=unordered: under TSan, blocks of one launch count as concurrent
+ *  - CUDAEMU_DEVICES=N. 0: as if there were no driver
+ *  - CUDAEMU_MEMORY=BYTES[k|m|g] of a device (16g)
+ *  - CUDAEMU_SHARED=BYTES[k|m|g]: shared memory that a block may ask for, at most 227k
+ *  - CUDAEMU_FAIL=NAME:N[,...]: the N-th call of NAME fails: a function's name, a kernel's name,
+ *    `launch`, or `execute` (the N-th piece of queued work fails; every later call then returns the
+ *    error, as after a bad access)
+ *  - CUDAEMU_SKIP=NAME:N[,...]: the N-th call of cudaStreamWaitEvent, cudaEventSynchronize or
+ *    cudaStreamSynchronize does not wait
+ *  - CUDAEMU_TRACE=FILE gets a line for every call that allocates ("cudaMalloc BYTES"), releases,
+ *    makes a stream or an event, "wait" for every one that finds work to wait for, and
+ *    "ncclGroupEnd OPERATIONS"
+ *  - CUDAEMU_NCCL_TIMEOUT=SECONDS: wait for other ranks (60)
  * Mistakes that a GPU answers with undefined behaviour or a hang are printed on standard error as
  * "cudaemu: ..." and end the process with status 86. */
 #ifndef PG_CUDAEMU_H

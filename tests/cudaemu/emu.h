@@ -22,6 +22,7 @@ struct settings {
   bool lazy, shuffled, unordered; /* shuffled: lazy, but some work runs earlier */
   int guard, devices;
   size_t memory; /* per device */
+  size_t shared; /* per block, at most */
   double nccl_timeout;
 };
 const settings &set();

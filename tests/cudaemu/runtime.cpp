@@ -137,8 +137,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int which) {
   p->maxGridSize[0] = 0x7fffffff;
   p->maxGridSize[1] = p->maxGridSize[2] = 65535;
   p->sharedMemPerBlock = 48 * 1024;
-  p->sharedMemPerBlockOptin = 227 * 1024;
-  p->sharedMemPerMultiprocessor = 228 * 1024;
+  p->sharedMemPerBlockOptin = set().shared;
+  p->sharedMemPerMultiprocessor = set().shared + 1024;
   p->regsPerBlock = p->regsPerMultiprocessor = 65536;
   p->maxThreadsPerMultiProcessor = 2048;
   p->multiProcessorCount = 4;

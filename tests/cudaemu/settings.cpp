@@ -45,6 +45,12 @@ static void read_list(const char *variable, std::vector<failure> **to) {
   }
 }
 
+static size_t bytes(const char *variable, const char *standard) {
+  char *unit;
+  const size_t count = strtoull(text(variable, standard), &unit, 10);
+  return count << (*unit == 'g' ? 30 : *unit == 'm' ? 20 : *unit == 'k' ? 10 : 0);
+}
+
 static void read_settings() {
   read = true;
   std::string order = text("CUDAEMU_ORDER", "forward");
@@ -67,9 +73,8 @@ static void read_settings() {
   now.guard = atoi(text("CUDAEMU_GUARD", "0"));
   now.devices = atoi(text("CUDAEMU_DEVICES", "1"));
   now.nccl_timeout = atof(text("CUDAEMU_NCCL_TIMEOUT", "60"));
-  char *unit;
-  now.memory = strtoull(text("CUDAEMU_MEMORY", "16g"), &unit, 10);
-  now.memory <<= *unit == 'g' ? 30 : *unit == 'm' ? 20 : *unit == 'k' ? 10 : 0;
+  now.memory = bytes("CUDAEMU_MEMORY", "16g");
+  now.shared = bytes("CUDAEMU_SHARED", "227k");
   read_list("CUDAEMU_FAIL", &failures);
   read_list("CUDAEMU_SKIP", &skips);
   if (trace_file >= 0) close(trace_file);

@@ -176,7 +176,7 @@ cudaError_t cudaemu_launch(const char *text, dim3 grid, dim3 block, size_t smem,
   if (!grid.x || !grid.y || !grid.z || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535 ||
       !threads || block.x > 1024 || block.y > 1024 || block.z > 64 || threads > 1024)
     return fail(cudaErrorInvalidConfiguration);
-  if (smem > 227 * 1024) return fail(cudaErrorInvalidValue);
+  if (smem > set().shared) return fail(cudaErrorInvalidValue);
   check_arguments(text, arguments, count);
   return enqueue(handle, text, [=] {
     device_access open;

@@ -11,15 +11,21 @@ static char folder[64];
 /* ---- faults: libuv's reads go through pread, which this program replaces -----------------------
  */
 static struct {
-  bool on;
-  size_t most; /* bytes per read, 0: all */
-  int interrupt, sleep_ms, error;
-  int reads; /* counted while on */
-} fault;
+  _Atomic bool on;
+  _Atomic size_t most; /* bytes per read, 0: all */
+  _Atomic int interrupt, sleep_ms, error;
+  _Atomic int reads; /* counted while on */
+} fault;             /* read by the pool's threads, some of them behind the test's back */
+
+static void end_faults(void) {
+  fault.on = false;
+  fault.most = 0;
+  fault.interrupt = fault.sleep_ms = fault.error = fault.reads = 0;
+}
 
 static ssize_t faulty_pread(int fd, void *data, size_t size, off_t offset) {
   if (fault.on) {
-    int n = __atomic_add_fetch(&fault.reads, 1, __ATOMIC_RELAXED);
+    const int n = ++fault.reads;
     if (fault.sleep_ms) usleep((useconds_t)fault.sleep_ms * 1000);
     if (fault.error || (fault.interrupt && n % fault.interrupt == 0)) {
       errno = fault.error ? fault.error : EINTR;
@@ -517,9 +523,10 @@ TEST(short_and_interrupted_reads_change_nothing) {
     must_next(l, in, out);
     CHECK(memcmp(in, want + 40 * u, sizeof in) == 0 && out[0] == in[1]);
   }
-  CHECK(fault.reads > 36 * 12, "only %d reads were disturbed", fault.reads);
+  const int reads = fault.reads;
+  CHECK(reads > 36 * 12, "only %d reads were disturbed", reads);
   pg_loader_close(l);
-  memset(&fault, 0, sizeof fault);
+  end_faults();
   data_folder_remove(folder);
 }
 
@@ -536,7 +543,7 @@ TEST(a_read_error_is_named) {
   int status = 0;
   for (int i = 0; i < 3 && status == 0; i++) status = pg_loader_next(l, in, out);
   EXPECT(status, PG_EIO, "x_train_", "cannot be read");
-  memset(&fault, 0, sizeof fault);
+  end_faults();
   /* Setting the position anew, even to where it is, tries again. */
   pg_loader_state state;
   pg_loader_get_state(l, &state);
@@ -568,7 +575,7 @@ TEST(waiting_is_measured_and_can_be_cancelled) {
   pg_context_resume(ctx);
   must_next(l, in, out);
   pg_loader_close(l);
-  memset(&fault, 0, sizeof fault);
+  end_faults();
   data_folder_remove(folder);
 }
 
