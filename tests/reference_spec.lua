@@ -1,14 +1,14 @@
--- The reference, doc/*.md: its examples run as they stand, and it leaves nothing out that the code
--- knows. The names come from the modules (from their messages about unknown names, where those list
--- them).
+-- The reference, lua/doc/*.md: its examples run as they stand, and it leaves nothing out that the
+-- code knows. The names come from the modules (from their messages about unknown names, where those
+-- list them).
 local pg = require "perigee"
 local support = require "lua_support"
 local cli = require "perigee.cli"
 local runs = require "perigee.run"
 
-local pages = { support.read("doc/README.md") } -- and the others in the order of its list
+local pages = { support.read("lua/doc/README.md") } -- and the others in the order of its list
 for page in pages[1]:gmatch("%]%(([%w_]+%.md)%)") do
-  pages[#pages + 1] = support.read("doc/" .. page)
+  pages[#pages + 1] = support.read("lua/doc/" .. page)
 end
 local text = table.concat(pages, "\n")
 local data

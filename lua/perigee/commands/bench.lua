@@ -45,7 +45,7 @@ local command = {
       help = "the same updates in PyTorch as well (python3 with torch): its best mode beside ours, "
         .. "in fp32 and, unless --compute says which, bf16" },
     size("rounds", 1, "with --peer: how often both are measured, in turns (default 1)"),
-    { name = "json", help = "one JSON object instead of tables; doc/program.md has its layout" },
+    { name = "json", help = "one JSON object instead of tables: lua/doc/program.md" },
   },
 }
 

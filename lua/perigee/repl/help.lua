@@ -1,6 +1,6 @@
--- help(x): from the reference, doc/*.md, which is installed beside the module. Its tables are the
--- source: a row is found by any name in its first cell. Optimizers add their descriptors' ranges
--- and help.
+-- help(x): from the reference, lua/doc/*.md, which is installed beside the module. Its tables are
+-- the source: a row is found by any name in its first cell. Optimizers add their descriptors'
+-- ranges and help.
 local core = require "perigee.core"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
@@ -86,7 +86,7 @@ end
 
 -- All pages in the order in which the first lists them.
 local function reference()
-  for _, folder in ipairs { own .. "doc/", own .. "../../doc/" } do
+  for _, folder in ipairs { own .. "doc/", own .. "../doc/" } do
     local pages = { read(folder .. "README.md") }
     for page in (pages[1] or ""):gmatch("%]%(([%w_]+%.md)%)") do
       pages[#pages + 1] = read(folder .. page)
