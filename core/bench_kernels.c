@@ -382,6 +382,11 @@ static int case_momentum(pg__bench *b) {
   SHAPE(b, PG_F32, "%d x %lld x %lld", MATRICES, (long long)b->sizes->config.mlp, width(b));
   TIME(b, momentum, 0.95, true, MATRICES, g, momentum, n, x, norm);
 }
+static int case_signs(pg__bench *b) {
+  float *x = floats(b, head_size(b));
+  head_shape(b);
+  TIME(b, signs, 1, 2, 0, b->sizes->config.vocab, width(b), x);
+}
 static int case_convert(pg__bench *b) {
   const float *x = normal_floats(b, head_size(b), 1);
   void *y = pg__bench_zeros(b, (size_t)head_size(b) * 2);
@@ -482,6 +487,7 @@ const pg__bench_case pg__bench_cases[] = {
     {case_adamw},
     {case_rownorm},
     {case_momentum},
+    {case_signs},
     {case_convert},
     {case_binary},
     {case_scalar},

@@ -179,6 +179,10 @@ static int cost_momentum(pg_queue *q, double mu, bool nesterov, int64_t count,
                          const float *const *g, float *const *b, int64_t n, float *x, float *norm) {
   return add(q, (double)count * (12 * (double)n + (x ? 4 * (double)(n + 1) : 0)), 0);
 }
+static int cost_signs(pg_queue *q, uint64_t seed, uint64_t stream, int64_t first, int64_t rows,
+                      int64_t columns, float *out) {
+  return add(q, 4 * (double)rows * (double)columns, 0);
+}
 static int cost_convert(pg_queue *q, pg_dtype from_type, const void *from, pg_dtype to_type,
                         void *to, int64_t n) {
   return add(q, of(from_type, (double)n) + of(to_type, (double)n), 0);

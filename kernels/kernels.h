@@ -169,13 +169,15 @@ typedef int pg_clip_apply_fn(pg_queue *q, const pg_clip *clip, int64_t n, float 
 /* ---- optimizers ------------------------------------------------------------------------ */
 /* Where the increments s of n weights go: into `increment` unless it is NULL, and onto the weights
  * `value` unless that is NULL:  w <- keep w + s,  keep = 1 - lr * decay computed in fp64 and
- * rounded once, one rounding of the product and one of the sum, no contraction. `copy`, when not
+ * rounded once, one rounding of the product and one of the sum, no contraction. With `cautious`
+ * only weights that s moves towards zero (s w < 0) decay, the others are w + s. `copy`, when not
  * NULL, receives w rounded to bf16. So decay, addition and the compute copy cost no pass of their
  * own, and an increment that nobody keeps is never stored. */
 typedef struct pg_target {
   float *increment, *value;
   uint16_t *copy;
   double keep;
+  bool cautious;
 } pg_target;
 /* s = (float)factor * x in fp32, `count` times: n numbers of `type` from x + i * n on to to[i]. */
 typedef int pg_apply_fn(pg_queue *q, double factor, pg_dtype type, const void *x, int64_t n,
@@ -201,6 +203,11 @@ typedef int pg_rownorm_fn(pg_queue *q, const pg_rownorm *h, const float *g, int6
 typedef int pg_momentum_fn(pg_queue *q, double mu, bool nesterov, int64_t count,
                            const float *const *g, float *const *b, int64_t n, float *x,
                            float *norm);
+/* out(i,j) = 1 or -1 for [rows, columns]: the codes of rows first, first + 1, ... under (seed,
+ * stream). Bit j % 128 of Philox 4x32-10 (philox.h) at index (first + i) * ceil(columns/128) +
+ * j/128 decides, -1 where it is set; bit b is bit b % 32 of word b / 32. */
+typedef int pg_signs_fn(pg_queue *q, uint64_t seed, uint64_t stream, int64_t first, int64_t rows,
+                        int64_t columns, float *out);
 /* to <- from in another type (F32 to BF16 rounds to nearest even). */
 typedef int pg_convert_fn(pg_queue *q, pg_dtype from_type, const void *from, pg_dtype to_type,
                           void *to, int64_t n);
@@ -288,7 +295,7 @@ typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t co
   X(gemm) X(embedding_forward) X(embedding_backward) X(rmsnorm_forward) X(rmsnorm_backward)        \
   X(qk_norm_rope_forward) X(qk_norm_rope_backward) X(attention_forward) X(attention_backward)      \
   X(attention_path) X(swiglu_forward) X(swiglu_backward) X(cross_entropy) X(row_range)             \
-  X(sum) X(clip_factor) X(clip_apply) X(apply) X(adamw) X(rownorm) X(momentum) X(convert)          \
+  X(sum) X(clip_factor) X(clip_apply) X(apply) X(adamw) X(rownorm) X(momentum) X(signs) X(convert) \
   X(binary) X(scalar) X(unary) X(lerp) X(reduce) X(center_rows) X(diameter)
 /* clang-format on */
 

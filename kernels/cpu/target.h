@@ -13,8 +13,13 @@ static inline float *pg_target_run(const pg_target *to, int64_t at, float *scrat
 static inline void pg_target_apply(const pg_target *to, int64_t at, int64_t n, const float *s) {
   if (!to->value) return;
   float keep = (float)to->keep, *w = to->value + at;
+  if (to->cautious) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; i++) w[i] = keep * w[i] + s[i];
+    for (int64_t i = 0; i < n; i++) w[i] = (s[i] * w[i] < 0 ? keep * w[i] : w[i]) + s[i];
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) w[i] = keep * w[i] + s[i];
+  }
   if (to->copy) pg_narrow(w, n, to->copy + at);
 }
 

@@ -252,6 +252,7 @@ TEST(apply) {
         for (int64_t k = 0; k < count; k++)
           to[k] = target(f.kept ? &s : NULL, f.applied ? &w : NULL, f.copied ? &copy : NULL,
                          k * n + way % 4 / 2, keeps[(c + k) % 3]);
+        for (int64_t k = 0; k < count; k++) to[k].cautious = (way + c) % 5 == 0;
         ON(side, apply, factors[c / 2 % 2], type,
            (char *)P(x) + (size_t)offset * (type == PG_BF16 ? 2 : 4), n, count, to);
       }
@@ -264,6 +265,16 @@ TEST(apply) {
     CHECK(sides[s].k->apply(sides[s].q, 1, PG_I32, NULL, 0, 0, NULL) == -1 &&
               strstr(sides[s].k->message(sides[s].q), "BF16"),
           "%s", sides[s].k->message(sides[s].q));
+}
+
+TEST(signs) {
+  const int64_t shapes[][2] = {{1, 1}, {7, 31}, {33, 128}, {5, 129}, {300, 96}};
+  for (int c = 0; c < 5; c++) {
+    twin x = poisoned(PG_F32, shapes[c][0] * shapes[c][1]);
+    BOTH(signs, 0x123456789ull, 7, c * 1000, shapes[c][0], shapes[c][1], P(x));
+    CHECK_SAME("signs", &x);
+    drop_twins();
+  }
 }
 
 TEST(convert) {
@@ -325,6 +336,7 @@ int main(void) {
   RUN(rownorm);
   RUN(momentum);
   RUN(apply);
+  RUN(signs);
   RUN(convert);
   RUN(center_rows);
   return close_sides();

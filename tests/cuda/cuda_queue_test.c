@@ -153,7 +153,7 @@ static int call(int which) {
                .b = Y,
                .c = Z};
   pg_adamw h = {1e-3, 0.9, 0.99, 1e-8, 1, 1};
-  pg_target to = {W, half.at[GPU], NULL, 0.9};
+  pg_target to = {.increment = W, .value = half.at[GPU], .keep = 0.9};
   switch (which) {
   case 0: return K->gemm(Q, &g);
   case 1: return K->embedding_forward(Q, PG_F32, T, n, X, d, Z);

@@ -124,6 +124,8 @@ GUARD(rownorm, (pg_queue *q, const pg_rownorm *h, const float *g, int64_t rows, 
       float *b, const pg_target *to), q, h, g, rows, columns, b, to)
 GUARD(momentum, (pg_queue *q, double mu, bool nesterov, int64_t count, const float *const *g,
       float *const *b, int64_t n, float *x, float *norm), q, mu, nesterov, count, g, b, n, x, norm)
+GUARD(signs, (pg_queue *q, uint64_t seed, uint64_t stream, int64_t first, int64_t rows,
+      int64_t columns, float *out), q, seed, stream, first, rows, columns, out)
 GUARD(convert, (pg_queue *q, pg_dtype from_type, const void *from, pg_dtype to_type, void *to,
       int64_t n), q, from_type, from, to_type, to, n)
 GUARD(binary, (pg_queue *q, pg_binary_op op, pg_view a, pg_view b, int64_t rows, int64_t columns,

@@ -315,7 +315,8 @@ TEST(apply_with_copy) {
     pair p = poisoned(n);
     free(p.f);
     p.f = w;
-    const pg_target alone = {NULL, plain, NULL, 1 - 3e-4}, both = {NULL, w, p.h, 1 - 3e-4};
+    const pg_target alone = {.value = plain, .keep = 1 - 3e-4},
+                    both = {.value = w, .copy = p.h, .keep = 1 - 3e-4};
     KERNEL(apply, 1, PG_F32, s, n, 1, &alone);
     KERNEL(apply, 1, PG_F32, s, n, 1, &both);
     CHECK(unit_same_bits(w, plain, n), "the copy changes the weights");

@@ -1,5 +1,6 @@
 /* Sums, clipping, the optimizers' kernels and the apply step: equations in fp64, published rows,
  * and bit equality of the kernels with the same optimizer composed of element-wise ones. */
+#include "core/random.h"
 #include "kernels_unit.h"
 
 TEST(sum) {
@@ -157,7 +158,7 @@ TEST(adamw_equals_its_composition) {
   float *m2 = unit_clone(m, n), *v2 = unit_clone(v, n), *w2 = unit_clone(w, n);
   float *a = unit_poisoned(n), *b = unit_poisoned(n);
   pg_adamw h = adamw_at(3e-3, .9, .99, 1e-8, 5);
-  const pg_target to = {s, w, NULL, 1 - 3e-3 * .1};
+  const pg_target to = {.increment = s, .value = w, .keep = 1 - 3e-3 * .1};
   KERNEL(adamw, &h, g, n, m, v, &to);
 #define VIEW(x) ((pg_view){(x), columns, 1})
   KERNEL(lerp, VIEW(m2), VIEW(g), 1 - .9, rows, columns);
@@ -200,7 +201,8 @@ TEST(targets_agree) {
     float *w = unit_normals(n, 1), *s = unit_poisoned(n), *kept = unit_poisoned(n);
     float *w1 = unit_clone(w, n), *w2 = unit_clone(w, n), *w3 = unit_clone(w, n);
     uint16_t *copy1 = calloc((size_t)n, 2), *copy2 = calloc((size_t)n, 2);
-    const pg_target two = {NULL, w1, copy1, keep}, one = {kept, w2, copy2, keep};
+    const pg_target two = {.value = w1, .copy = copy1, .keep = keep},
+                    one = {.increment = kept, .value = w2, .copy = copy2, .keep = keep};
     float *mm = unit_clone(m, n), *vv = unit_clone(v, n);
     const pg_target alone = keep_in(s);
     KERNEL(adamw, &h, g, n, mm, vv, &alone);
@@ -241,7 +243,8 @@ TEST(rownorm_equals_its_composition) {
     float *b2 = unit_clone(b, n), *s = unit_poisoned(n), *s1 = unit_poisoned(n);
     float *norms = unit_poisoned(rows);
     uint16_t *copy = calloc((size_t)n, 2), *copy1 = calloc((size_t)n, 2);
-    const pg_target all = {s, w, copy, keep}, bare = apply_to(w2, keep);
+    const pg_target all = {.increment = s, .value = w, .copy = copy, .keep = keep},
+                    bare = apply_to(w2, keep);
     KERNEL(rownorm, &h, given ? NULL : g, rows, columns, b, &all);
     KERNEL(rownorm, &h, given ? NULL : g, rows, columns, b2, &bare);
     if (!given) KERNEL(lerp, VIEW(b1), VIEW(g), 1 - .95, rows, columns);
@@ -250,7 +253,7 @@ TEST(rownorm_equals_its_composition) {
     KERNEL(scalar, PG_ADD, per_row, h.offset, false, rows, 1, per_row);
     KERNEL(binary, PG_DIV, VIEW(b1), per_row, rows, columns, VIEW(s1));
     KERNEL(scalar, PG_MUL, VIEW(s1), -3e-3, false, rows, columns, VIEW(s1));
-    const pg_target apart = {NULL, w1, copy1, keep};
+    const pg_target apart = {.value = w1, .copy = copy1, .keep = keep};
     KERNEL(apply, 1, PG_F32, s1, n, 1, &apart);
     CHECK(unit_same_bits(b, b1, n) && unit_same_bits(b2, b1, n), "momentum, case %d", c);
     CHECK(unit_same_bits(s, s1, n), "increments, case %d", c);
@@ -264,6 +267,42 @@ TEST(rownorm_equals_its_composition) {
     free(g), free(b), free(w), free(b1), free(w1), free(w2), free(b2), free(s), free(s1);
     free(norms), free(copy), free(copy1);
   }
+}
+
+/* Bits of the counter-based words, row by row, whatever part of the rows is asked for. */
+TEST(signs) {
+  const int64_t sizes[] = {1, 31, 128, 129, 300};
+  for (int c = 0; c < 5; c++) {
+    const int64_t columns = sizes[c], rows = 40, draws = (columns + 127) / 128;
+    float *all = unit_poisoned(rows * columns), *part = unit_poisoned(7 * columns);
+    KERNEL(signs, 5, 9, 1000, rows, columns, all);
+    KERNEL(signs, 5, 9, 1011, 7, columns, part);
+    CHECK(unit_same_bits(all + 11 * columns, part, 7 * columns), "a part, case %d", c);
+    int64_t wrong = 0, sum = 0;
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < columns; j++) {
+        uint32_t words[4];
+        pg_philox(5, 9, (uint64_t)((1000 + i) * draws + j / 128), words);
+        const bool bit = words[j % 128 / 32] >> j % 32 & 1;
+        wrong += all[i * columns + j] != (bit ? -1 : 1);
+        sum += (int64_t)all[i * columns + j];
+      }
+    CHECK(wrong == 0, "%lld bits", (long long)wrong);
+    /* Five standard deviations. */
+    CHECK(fabs((double)sum) <= 5 * sqrt((double)(rows * columns)), "sum %lld", (long long)sum);
+    free(all), free(part);
+  }
+}
+
+/* Weights that do not move towards zero keep their size before the step is added. */
+TEST(cautious_decay) {
+  float x[] = {1, -1, 1, -1, 0, 1, -2, 0}, w[] = {2, 2, -2, -2, 2, 0, -0.0f, 0};
+  float want[8], s[8];
+  const pg_target to = {.increment = s, .value = w, .keep = 0.75, .cautious = true};
+  for (int i = 0; i < 8; i++) want[i] = (x[i] * w[i] < 0 ? 0.75f * w[i] : w[i]) + x[i];
+  CHECK(want[1] == 0.5f && want[0] == 3 && want[2] == -0.5f && want[4] == 2, "by hand");
+  KERNEL(apply, 1, PG_F32, x, 8, 1, &to);
+  for (int i = 0; i < 8; i++) CHECK(w[i] == want[i], "w[%d] = %g, want %g", i, w[i], want[i]);
 }
 
 /* One kernel has the bits of product, sum, product, sum and norm one after the other, for matrices
@@ -337,7 +376,8 @@ TEST(apply_many) {
       uint16_t *narrow = calloc((size_t)all, 2), *copy = calloc((size_t)all, 2);
       pg_target to[70], bare[70];
       for (int k = 0; k < count; k++) {
-        to[k] = (pg_target){s + k * n, w + k * n, copy + k * n, keep};
+        to[k] = (pg_target){
+            .increment = s + k * n, .value = w + k * n, .copy = copy + k * n, .keep = keep};
         bare[k] = apply_to(w2 + k * n, keep);
       }
       for (int64_t i = 0; i < all; i++) {
@@ -392,6 +432,8 @@ int main(void) {
     RUN(targets_agree);
     RUN(rownorm_equals_its_composition);
     RUN(rownorm);
+    RUN(signs);
+    RUN(cautious_decay);
     RUN(momentum_equals_its_composition);
     RUN(apply_many);
     RUN(slots_do_not_become_denormal);

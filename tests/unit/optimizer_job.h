@@ -111,7 +111,9 @@ static inline void increment(job *j, double lr) {
 /* w <- (1 - lr weight_decay) w + S, as a run applies it. */
 static inline void apply(job *j, double lr) {
   for (size_t i = 0; i < j->count; i++) {
-    pg_target to = {NULL, j->w[i]->data, j->copy[i]->data, 1 - lr * get(j, "weight_decay", 0)};
+    pg_target to = {.value = j->w[i]->data,
+                    .copy = j->copy[i]->data,
+                    .keep = 1 - lr * get(j, "weight_decay", 0)};
     int status =
         ctx->kernels->apply(ctx->queue, 1, PG_F32, j->s[i]->data, j->rows * j->columns, 1, &to);
     CHECK(status == 0, "apply");
