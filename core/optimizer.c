@@ -167,9 +167,15 @@ int pg__normalise(const pg_increment_group *group, bool by_column, pg_binary_op 
   pg_context *ctx = group->context;
   const int64_t rows = group->rows, columns = group->columns;
   const pg_view all = pg__matrix_view(x, columns);
-  const pg_view norm = by_column ? (pg_view){norms, 0, 1} : pg__per_row_view(norms);
+  const pg_view norm = pg__per_line_view(norms, by_column);
   int status;
   PG_LAUNCH(ctx, reduce, PG_NORM, all, rows, columns, by_column ? 0 : 1, norms);
+  if (by_column && group->rows != group->all_rows) {
+    PG_LAUNCH(ctx, unary, PG_SQUARE, norm, 1, columns, norm);
+    PG_TRY(pg_comm_sum(group->comm, ctx, norms, columns));
+    PG_TRY(pg_comm_finish(group->comm, ctx));
+    PG_LAUNCH(ctx, unary, PG_SQRT, norm, 1, columns, norm);
+  }
   PG_LAUNCH(ctx, scalar, op, norm, fmax(floor, FLT_MIN), false, by_column ? 1 : rows,
             by_column ? columns : 1, norm);
   PG_LAUNCH(ctx, binary, PG_DIV, all, norm, rows, columns, all);

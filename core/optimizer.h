@@ -67,6 +67,7 @@ typedef struct pg_increment_group {
   size_t count;
   int64_t rows, columns;         /* of this rank's part, when ranks share the work */
   int64_t all_rows;              /* of the whole parameters */
+  int64_t first_row;             /* of this part, from 0 */
   struct pg_comm *comm;          /* the ranks that share it; for PG_SHARD_ROWS_COLUMN_SUM */
   const float *const *gradients; /* [count], clipped */
   void *const *const *slots;     /* [count][slot] device memory */
@@ -78,7 +79,7 @@ typedef struct pg_increment_group {
   float *const *values;                   /* [count], the weights before this update */
   /* Only where the optimizer `applies`: values <- keep values + S, and the copies that there are
    * receive them in bf16. Otherwise the weights stay as they are. */
-  bool apply;
+  bool apply, cautious;    /* cautious: only weights that S moves towards zero decay */
   double keep;             /* 1 - decay */
   uint16_t *const *copies; /* [count], some NULL */
 } pg_increment_group;
@@ -99,6 +100,8 @@ typedef struct pg_optimizer {
    * group only count, rows, columns, all_rows and hypers are set, and of the increments whether
    * there are any. */
   int64_t (*scratch)(const pg_increment_group *group);
+  /* What the shape multiplies the step by, for tables; NULL: 1. */
+  double (*factor)(const double *hypers, int64_t rows, int64_t columns);
   void *self; /* for optimizers defined by a host program; NULL in the core's own */
 } pg_optimizer;
 

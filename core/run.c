@@ -2,6 +2,7 @@
  * update itself is in update.c. */
 #include "run_internal.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -262,6 +263,7 @@ int pg_run_assign(pg_run *run, const pg_optimizer *optimizer, const double hyper
   memcpy(a->public.hypers, hypers, sizeof a->public.hypers);
   a->public.scale = 1;
   a->public.independent_decay = independent_decay;
+  a->public.max_norm = HUGE_VAL;
   for (size_t i = 0; i < count; i++) {
     pg_parameter *p = parameters[i];
     const pg_optimizer *old = optimizer_of(run, p);

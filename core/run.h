@@ -40,6 +40,8 @@ typedef struct pg_assignment {
   double hypers[PG_MAX_HYPERS];  /* the host may change these between steps */
   double scale;                  /* learning-rate scale of the next step; the host sets it */
   bool independent_decay;        /* decay = scale * weight_decay instead of lr * weight_decay */
+  bool cautious;                 /* only weights that S moves towards zero decay; false at first */
+  double max_norm; /* of each parameter's gradient, after the clip of all; infinity at first */
 } pg_assignment;
 
 /* The model is borrowed and must outlive the run, which gives it gradients and increments. */

@@ -165,6 +165,26 @@ fail:
   return status;
 }
 
+/* Clip gradients one by one, for the assignments that ask for it. The host has what the report said
+ * of all of them by now. */
+static int clip_each(pg_run *run) {
+  pg_context *ctx = run->context;
+  int status = 0;
+  for (int a = 0; a < run->assigned_count; a++) {
+    const pg__assigned *assigned = run->assigned[a];
+    for (size_t i = 0; i < assigned->count && assigned->public.max_norm < HUGE_VAL; i++) {
+      const pg_parameter *p = assigned->parameters[i];
+      if (!p->gradient) continue;
+      pg__at(ctx, p->name, 0);
+      PG_LAUNCH(ctx, sum, p->gradient->data, p->rows * p->columns, true, run->sums);
+      PG_LAUNCH(ctx, clip_factor, run->sums, 1, assigned->public.max_norm, &run->report->clip);
+      PG_LAUNCH(ctx, clip_apply, &run->report->clip, p->rows * p->columns, p->gradient->data);
+    }
+  }
+fail:
+  return status;
+}
+
 int pg_run_gradients(pg_run *run, pg_step *out) {
   pg_context *ctx = run->context;
   double start = now(), wait = pg_loader_wait_seconds(run->loader);
@@ -201,6 +221,7 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
   }
   PG_LAUNCH(ctx, clip_apply, &run->report->clip, pg_tensor_elements(run->gradients),
             run->gradients->data);
+  PG_TRY(clip_each(run));
   pg__leave(ctx, span);
 
   out->norm = run->told->clip.norm;
@@ -270,6 +291,7 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
                               .rows = rows,
                               .columns = columns,
                               .all_rows = parameters[0]->rows,
+                              .first_row = first,
                               .comm = run->comm,
                               .gradients = gradients,
                               .slots = slots,
@@ -280,13 +302,15 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
                               .parameters = parameters,
                               .values = values,
                               .apply = o->applies,
+                              .cautious = a->cautious,
                               .keep = 1 - decay * (a->independent_decay ? a->scale : lr),
                               .copies = copies};
   pg__at(ctx, parameters[0]->name, count - 1);
   PG_TRY(o->increment(&group, o->self));
   for (size_t i = 0; i < count && !o->applies; i++) {
     pg__at(ctx, parameters[i]->name, 0);
-    const pg_target to = {.value = values[i], .copy = copies[i], .keep = group.keep};
+    const pg_target to = {
+        .value = values[i], .copy = copies[i], .keep = group.keep, .cautious = group.cautious};
     PG_LAUNCH(ctx, apply, 1, PG_F32, increments[i], rows * columns, 1, &to);
   }
   status = 0;

@@ -42,6 +42,9 @@ static inline pg_view pg__input_view(const float *data, int64_t columns) {
 static inline pg_view pg__per_row_view(float *data) {
   return (pg_view){data, 1, 0};
 }
+static inline pg_view pg__per_line_view(float *data, bool by_column) {
+  return by_column ? (pg_view){data, 0, 1} : (pg_view){data, 1, 0};
+}
 /* What follows concerns parameter i of the group: for the text of an error. */
 static inline void pg__on(const pg_increment_group *group, size_t i) {
   if (group->parameters) pg__at(group->context, group->parameters[i]->name, 0);
@@ -49,7 +52,9 @@ static inline void pg__on(const pg_increment_group *group, size_t i) {
 /* Where the increments of parameter i of the group go. */
 static inline pg_target pg__target(const pg_increment_group *group, size_t i) {
   pg_target to = {.increment = group->increments[i]};
-  if (group->apply) to.value = group->values[i], to.copy = group->copies[i], to.keep = group->keep;
+  if (group->apply)
+    to.value = group->values[i], to.copy = group->copies[i], to.keep = group->keep,
+    to.cautious = group->cautious;
   return to;
 }
 
@@ -63,14 +68,20 @@ int pg__mean_direction(pg_context *ctx, double mu, bool nesterov, const float *g
                        int64_t n, float *x);
 
 /* Rows, or with `by_column` columns, of x [group->rows, columns] over (norm op floor), where op is
- * PG_MAX or PG_ADD. A floor below the smallest fp32 number counts as that. `norms` holds a number
- * per row or column. */
+ * PG_MAX or PG_ADD; of a part of the rows, the ranks add the squares of their columns' norms. A
+ * floor below the smallest fp32 number counts as that. `norms` holds a number per row or column. */
 int pg__normalise(const pg_increment_group *group, bool by_column, pg_binary_op op, double floor,
                   float *x, float *norms);
 
 /* y = x - mean row over all rows of the parameter, of which x [group->rows, group->columns] may be
  * a part: then the ranks add their sums over rows. y may be x. */
 int pg__center_rows(const pg_increment_group *group, const float *x, float *y);
+
+/* x [group->rows, group->columns] times budget / D, where D is the exact diameter of all rows of
+ * the parameter, of which x may be a part; as it is where D = 0. Waits. Costs what
+ * pg_geometry_diameter does, and pg__budget_bytes for its own. */
+int pg__use_budget(const pg_increment_group *group, double budget, float *x);
+int64_t pg__budget_bytes(const pg_increment_group *group);
 
 /* 1 - beta^n without cancellation; 1 for beta = 0. */
 double pg__bias_correction(double beta, int64_t n);

@@ -11,6 +11,9 @@
  * weights stay in fp32. Newton-Schulz steps forgive it: what they leave of the singular values
  * differs by far more than the rounding (tests/unit/muon_test.c).
  *
+ * heads = n > 1 cuts the matrix into n blocks of rows (those of q, k and v belong to one attention
+ * head each) or columns (of o), and orthogonalises and scales each by itself (Lau and Su 2026).
+ *
  * Parameters of a group go through batched operations, as many at a time as the scratch limit
  * allows: a backbone has hundreds of matrices, and a GPU would spend its time launching. */
 #include "newton_schulz.h"
@@ -18,7 +21,21 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { LR, MOMENTUM, NESTEROV, STEPS, EPS, WEIGHT_DECAY, PRECISION, AVERAGE, COEFFICIENTS, SCALE };
+enum {
+  LR,
+  MOMENTUM,
+  NESTEROV,
+  STEPS,
+  EPS,
+  WEIGHT_DECAY,
+  PRECISION,
+  AVERAGE,
+  COEFFICIENTS,
+  SCALE,
+  HEADS,
+  SPLIT
+};
+enum { SPLIT_ROWS, SPLIT_COLUMNS };
 enum { PRECISION_FP32, PRECISION_BF16 };
 enum { AVERAGE_SUM, AVERAGE_MEAN };
 enum { SCALE_SPECTRAL, SCALE_MUP, SCALE_RMS, SCALE_NUCLEAR };
@@ -28,12 +45,30 @@ enum { BUFFER };
  * cache, large enough to batch small blocks. */
 #define SCRATCH_LIMIT ((int64_t)32 << 20)
 
+static int64_t head_count(const pg_increment_group *group) {
+  return pg__max(1, (int64_t)group->hypers[HEADS]);
+}
+/* Shape of what is orthogonalised. */
+static int64_t block_rows(const pg_increment_group *group) {
+  return group->hypers[SPLIT] == SPLIT_ROWS ? group->rows / head_count(group) : group->rows;
+}
+static int64_t block_columns(const pg_increment_group *group) {
+  return group->hypers[SPLIT] == SPLIT_COLUMNS ? group->columns / head_count(group)
+                                               : group->columns;
+}
+
 /* How many matrices a chunk holds. */
 static int64_t chunk_capacity(const pg_increment_group *group) {
   const int64_t bytes = pg__polar_bytes(1, group->rows, group->columns);
   return pg__min((int64_t)group->count, pg__max(1, SCRATCH_LIMIT / bytes));
 }
+/* Of the blocks of one parameter, and that parameter's direction. */
+static int64_t split_scratch(const pg_increment_group *group) {
+  return pg__polar_bytes(head_count(group), block_rows(group), block_columns(group)) +
+         group->rows * group->columns * (int64_t)sizeof(float);
+}
 static int64_t muon_scratch(const pg_increment_group *group) {
+  if (head_count(group) > 1) return split_scratch(group);
   return pg__polar_bytes(chunk_capacity(group), group->rows, group->columns);
 }
 
@@ -89,6 +124,79 @@ static double shape_scale(int scale, double rows, double columns) {
   return scale == SCALE_NUCLEAR ? 1 : sqrt(fmax(1, rows / columns));
 }
 
+/* Block `head` of `whole` to or from its place among the blocks. */
+static int move_block(const pg_increment_group *group, float *whole, float *blocks, int64_t head,
+                      bool back) {
+  pg_context *ctx = group->context;
+  const int64_t rows = block_rows(group), columns = block_columns(group);
+  const bool by_row = group->hypers[SPLIT] == SPLIT_ROWS;
+  const pg_view in = {whole + head * (by_row ? rows * columns : columns), group->columns, 1};
+  const pg_view apart = pg__matrix_view(blocks + head * rows * columns, columns);
+  int status;
+  PG_LAUNCH(ctx, scalar, PG_MUL, back ? apart : in, 1, false, rows, columns, back ? in : apart);
+fail:
+  return status;
+}
+
+/* One parameter, head by head. */
+static int muon_split_one(const pg_increment_group *group, size_t i, float *memory) {
+  pg_context *ctx = group->context;
+  const double *h = group->hypers;
+  const int64_t heads = head_count(group), n = group->rows * group->columns;
+  const int64_t rows = block_rows(group), columns = block_columns(group), cells = rows * columns;
+  const pg_dtype type = h[PRECISION] == PRECISION_BF16 ? PG_BF16 : PG_F32;
+  const double scale = shape_scale((int)h[SCALE], (double)rows, (double)columns);
+  const bool nuclear = h[SCALE] == SCALE_NUCLEAR;
+  pg__polar c = pg__polar_in(memory, heads, rows, columns, type);
+  float *whole = memory + pg__polar_bytes(heads, rows, columns) / (int64_t)sizeof(float);
+  float *b = group->slots[i][BUFFER];
+  const pg_target to = pg__target(group, i);
+  int status;
+  c.count = heads;
+  if (h[AVERAGE] == AVERAGE_SUM)
+    PG_LAUNCH(ctx, momentum, h[MOMENTUM], h[NESTEROV] != 0, 1, &group->gradients[i], &b, n, whole,
+              c.norm);
+  else
+    PG_TRY(
+        pg__mean_direction(ctx, h[MOMENTUM], h[NESTEROV] != 0, group->gradients[i], b, n, whole));
+  for (int64_t k = 0; k < heads; k++) PG_TRY(move_block(group, whole, c.direction, k, false));
+  PG_TRY(pg__polar_factor(ctx, &c, (pg__coefficients)h[COEFFICIENTS], (int)h[STEPS], h[EPS]));
+  if (nuclear) {
+    const pg_view x = pg__matrix_view(c.x, cells), d = pg__matrix_view(c.next, cells);
+    for (int64_t k = 0; k < heads; k++) PG_TRY(move_block(group, whole, c.next, k, false));
+    PG_LAUNCH(ctx, binary, PG_MUL, d, x, heads, cells, d);
+    PG_LAUNCH(ctx, reduce, PG_SUM, d, heads, cells, 1, c.norm);
+    PG_LAUNCH(ctx, binary, PG_MUL, x, pg__per_row_view(c.norm), heads, cells, x);
+  }
+  if (type != PG_F32) PG_LAUNCH(ctx, convert, type, c.x, PG_F32, c.direction, n);
+  for (int64_t k = 0; k < heads; k++)
+    PG_TRY(move_block(group, whole, type == PG_F32 ? (float *)c.x : c.direction, k, true));
+  PG_LAUNCH(ctx, apply, -group->lr * scale, PG_F32, whole, n, 1, &to);
+fail:
+  return status;
+}
+
+/* The options of this group: which go together. */
+static int check_options(const pg_increment_group *group) {
+  const double *h = group->hypers;
+  const int64_t heads = head_count(group);
+  const bool by_row = h[SPLIT] == SPLIT_ROWS;
+  if (h[PRECISION] != PRECISION_FP32 && h[SCALE] == SCALE_NUCLEAR)
+    return pg_fail(group->context, PG_EINVAL,
+                   "muon with scale = \"nuclear\" needs precision = \"fp32\", not \"bf16\"");
+  if ((by_row ? group->rows : group->columns) % heads != 0)
+    return pg_fail(group->context, PG_EINVAL,
+                   "muon with heads = %lld cannot split %lld %s: expected a divisor",
+                   (long long)heads, (long long)(by_row ? group->rows : group->columns),
+                   by_row ? "rows" : "columns");
+  return 0;
+}
+
+static double muon_factor(const double *hypers, int64_t rows, int64_t columns) {
+  const pg_increment_group group = {.hypers = hypers, .rows = rows, .columns = columns};
+  return shape_scale((int)hypers[SCALE], (double)block_rows(&group), (double)block_columns(&group));
+}
+
 static int muon_increment(const pg_increment_group *group, void *self) {
   (void)self;
   pg_context *ctx = group->context;
@@ -98,18 +206,17 @@ static int muon_increment(const pg_increment_group *group, void *self) {
   const size_t bytes = (size_t)muon_scratch(group);
   const pg_dtype type = h[PRECISION] == PRECISION_BF16 ? PG_BF16 : PG_F32;
   const double scale = shape_scale((int)h[SCALE], (double)rows, (double)columns);
-  float **buffers = calloc(group->count, sizeof *buffers);
-  pg_target *targets = calloc(group->count, sizeof *targets);
+  float **buffers = NULL;
+  pg_target *targets = NULL;
   void *scratch = NULL;
   int status = 0;
 
+  PG_TRY(check_options(group));
+  if (head_count(group) > 1) return pg__each(group, (int64_t)bytes, muon_split_one);
+  buffers = calloc(group->count, sizeof *buffers);
+  targets = calloc(group->count, sizeof *targets);
   if (!buffers || !targets) {
     status = pg_fail(ctx, PG_ENOMEM, "out of memory for an update");
-    goto fail;
-  }
-  if (type != PG_F32 && h[SCALE] == SCALE_NUCLEAR) {
-    status = pg_fail(ctx, PG_EINVAL,
-                     "muon with scale = \"nuclear\" needs precision = \"fp32\", not \"bf16\"");
     goto fail;
   }
   for (size_t i = 0; i < group->count; i++) {
@@ -134,6 +241,7 @@ fail:
   return status;
 }
 
+static const char *const splits[] = {"rows", "columns", NULL};
 static const char *const averages[] = {"sum", "mean", NULL};
 static const char *const coefficients[] = {"quintic", "polar_express", "dion", NULL};
 static const char *const scales[] = {"spectral", "mup", "rms", "nuclear", NULL};
@@ -160,6 +268,17 @@ static const pg_hyper hypers[] = {
                                 "of the Newton-Schulz steps"),
     [SCALE] = PG__CHOICE("scale", SCALE_SPECTRAL, SCALE_NUCLEAR, scales,
                          "factor of the orthogonal matrix, from the shape or the direction"),
+    [HEADS] = {"heads",
+               PG_HYPER_INTEGER,
+               {1},
+               1,
+               65536,
+               false,
+               false,
+               NULL,
+               "blocks that are orthogonalised and scaled each by itself"},
+    [SPLIT] = PG__CHOICE("split", SPLIT_ROWS, SPLIT_COLUMNS, splits,
+                         "what the blocks are of: rows for q, k, v, columns for o"),
 };
 static const pg_slot slots[] = {[BUFFER] = {"momentum", PG_SLOT_MATRIX, PG_F32}};
 
@@ -175,6 +294,7 @@ const pg_optimizer pg__muon_optimizer = {
     .slot_count = PG_COUNT(slots),
     .sharding = PG_SHARD_WHOLE,
     .applies = true,
+    .factor = muon_factor,
     .increment = muon_increment,
     .scratch = muon_scratch,
 };

@@ -49,6 +49,11 @@ fail:
   return status;
 }
 
+static double normuon_factor(const double *hypers, int64_t rows, int64_t columns) {
+  (void)hypers;
+  return sqrt(fmax(1, (double)rows / (double)columns));
+}
+
 static int normuon_increment(const pg_increment_group *group, void *self) {
   (void)self;
   return pg__each(group, normuon_scratch(group), normuon_one);
@@ -78,6 +83,7 @@ const pg_optimizer pg__normuon_optimizer = {
     .slot_count = PG_COUNT(slots),
     .sharding = PG_SHARD_WHOLE,
     .applies = true,
+    .factor = normuon_factor,
     .increment = normuon_increment,
     .scratch = normuon_scratch,
 };

@@ -17,6 +17,8 @@
   X(modula)                                                                                        \
   X(normuon)                                                                                       \
   X(lausu)                                                                                         \
+  X(equidistant)                                                                                   \
+  X(greedy_radial)                                                                                 \
   X(frozen)
 
 #define PG_DECLARE(name) extern const pg_optimizer pg__##name##_optimizer;

@@ -29,6 +29,11 @@ fail:
   return status;
 }
 
+static double rmnp_factor(const double *hypers, int64_t rows, int64_t columns) {
+  (void)hypers;
+  return sqrt(fmax(1, (double)rows / (double)columns));
+}
+
 static int rmnp_increment(const pg_increment_group *group, void *self) {
   (void)self;
   return pg__each(group, rmnp_scratch(group), rmnp_one);
@@ -54,6 +59,7 @@ const pg_optimizer pg__rmnp_optimizer = {
     .slot_count = PG_COUNT(slots),
     .sharding = PG_SHARD_ROWS,
     .applies = true,
+    .factor = rmnp_factor,
     .increment = rmnp_increment,
     .scratch = rmnp_scratch,
 };

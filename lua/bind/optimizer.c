@@ -227,6 +227,19 @@ static int optimizer_check(lua_State *L) {
   return 1;
 }
 
+/* optimizer:factor(hypers, rows, columns) */
+static int optimizer_factor(lua_State *L) {
+  pgl_optimizer *p = pgl_check(L, 1, &pgl_optimizer_kind)->resource;
+  const pg_optimizer *o = p->descriptor;
+  const int64_t rows = pgl_integer(L, 3, "rows", 1, INT64_MAX);
+  const int64_t columns = pgl_integer(L, 4, "columns", 1, INT64_MAX);
+  double values[PG_MAX_HYPERS];
+  pg_optimizer_defaults(o, values);
+  pgl_read_hypers(L, 2, o, values);
+  lua_pushnumber(L, o->factor ? o->factor(values, rows, columns) : 1);
+  return 1;
+}
+
 /* core.optimizer(name) */
 static int optimizer(lua_State *L) {
   const char *name = pgl_string(L, 1, "name");
@@ -252,6 +265,7 @@ static int optimizer(lua_State *L) {
 static const luaL_Reg methods[] = {{"describe", optimizer_describe},
                                    {"name", optimizer_name},
                                    {"check", optimizer_check},
+                                   {"factor", optimizer_factor},
                                    {NULL, NULL}};
 static const luaL_Reg functions[] = {{"optimizers", optimizers},
                                      {"optimizer", optimizer},

@@ -175,9 +175,7 @@ function routing.rows(entries, default_schedule, total)
           decay_scale = entry.decay_scale,
           schedule = (entry.schedule or default_schedule):describe(),
         }
-        -- Muon scales its step by sqrt(max(1, rows/columns)) (SPEC §3).
-        row.scale = entry.optimizer.name == "muon"
-          and math.sqrt(math.max(1, p.rows / p.columns)) or 1
+        row.scale = entry.optimizer:factor(p.rows, p.columns)
         by_key[key] = row
         rows[#rows + 1] = row
       end

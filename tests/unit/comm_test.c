@@ -214,7 +214,9 @@ TEST(ranks_meet_through_a_port) {
 
 /* ---- a run ----------------------------------------------------------------------------------- */
 typedef struct setting {
-  const char *head; /* "adamw", "sgd", "rownorm", "projected" (RowNorm with project = both) */
+  /* An optimizer's name, "projected" (RowNorm with project = both), "budget" (with that too) or
+   * "adaptive" (equidistant) */
+  const char *head;
   const char *load, *save; /* checkpoints; NULL: none */
   int64_t sequences, micro, updates;
   bool sharded;
@@ -233,7 +235,7 @@ typedef struct outcome {
 
 /* Those of a role from number `from` on, at most `most`. */
 static void assign(pg_run *run, pg_role role, size_t from, size_t most, const char *name, double lr,
-                   int project) {
+                   const char *hyper, double value) {
   pg_model *model = pg_run_model(run);
   const pg_optimizer *o = pg_optimizer_find(name);
   double hypers[PG_MAX_HYPERS];
@@ -241,7 +243,7 @@ static void assign(pg_run *run, pg_role role, size_t from, size_t most, const ch
   size_t count = 0, seen = 0;
   pg_optimizer_defaults(o, hypers);
   hypers[pg_optimizer_hyper_index(o, "lr", NULL)] = lr;
-  if (project) hypers[pg_optimizer_hyper_index(o, "project", NULL)] = project;
+  if (hyper) hypers[pg_optimizer_hyper_index(o, hyper, NULL)] = value;
   for (size_t i = 0; i < pg_model_count(model); i++) {
     pg_parameter *p = pg_model_parameter(model, i);
     if (p->role == role && seen++ >= from && count < most) chosen[count++] = p;
@@ -269,12 +271,22 @@ static pg_run *open_run(pg_context *ctx, pg_comm *comm, const setting *s, pg_mod
                             .comm = comm,
                             .shard_optimizer = s->sharded};
   MUST(ctx, pg_run_new(*model, &options, &run));
-  const bool projected = strcmp(s->head, "projected") == 0;
+  static const struct {
+    const char *name, *optimizer, *hyper;
+    double value;
+  } variants[] = {{"projected", "rownorm", "project", 2},
+                  {"budget", "rownorm", "diameter_budget", 6e-3},
+                  {"adaptive", "equidistant", "adaptive", 1}};
+  const char *head = s->head, *hyper = NULL;
+  double value = 0;
+  for (size_t i = 0; i < PG_COUNT(variants); i++)
+    if (strcmp(s->head, variants[i].name) == 0)
+      head = variants[i].optimizer, hyper = variants[i].hyper, value = variants[i].value;
   const size_t muon = s->layers ? (size_t)s->matrices : 64;
-  assign(run, PG_EMBEDDING, 0, 1, "adamw", 4e-3, 0);
-  assign(run, PG_BACKBONE, 0, muon, "muon", 8e-3, 0);
-  if (s->layers) assign(run, PG_BACKBONE, muon, 64, "adamw", 4e-3, 0);
-  assign(run, PG_HEAD, 0, 1, projected ? "rownorm" : s->head, 4e-3, projected ? 2 : 0);
+  assign(run, PG_EMBEDDING, 0, 1, "adamw", 4e-3, NULL, 0);
+  assign(run, PG_BACKBONE, 0, muon, "muon", 8e-3, NULL, 0);
+  if (s->layers) assign(run, PG_BACKBONE, muon, 64, "adamw", 4e-3, NULL, 0);
+  assign(run, PG_HEAD, 0, 1, head, 4e-3, hyper, value);
   return run;
 }
 
@@ -375,7 +387,7 @@ static void compare(const outcome *got, const outcome *want) {
 }
 
 TEST(ranks_train_as_one) {
-  static const char *const heads[] = {"adamw", "rownorm", "projected", "sgd"};
+  static const char *const heads[] = {"adamw", "rownorm", "projected", "sgd", "budget", "adaptive"};
   for (size_t h = 0; h < PG_COUNT(heads); h++)
     for (int world = 2; world <= 8; world += world < 4 ? 1 : 4) { /* 2, 3, 4, 8 */
       if (h > 0 && world != 3) continue;

@@ -14,7 +14,7 @@ typedef struct setting {
   const char *head, *backbone;
   unsigned with; /* of the following */
 } setting;
-enum { RECOMPUTE = 1, KEEP_ALL = 2, SHARD = 4, DIAMETER = 8, PROJECT = 16 };
+enum { RECOMPUTE = 1, KEEP_ALL = 2, SHARD = 4, DIAMETER = 8, PROJECT = 16, BUDGET = 32 };
 
 static pg_context *new_context(void) {
   const pg_context_options options = {
@@ -45,12 +45,16 @@ static const char *optimizer_of(const setting *s, pg_role role) {
   return role == PG_HEAD ? s->head : role == PG_BACKBONE ? s->backbone : "adamw";
 }
 
-/* PROJECT: what can, projects on both sides. */
+/* PROJECT: what can, projects on both sides. BUDGET: what can, uses up a diameter. */
 static void hypers_of(const setting *s, pg_role role, double hypers[PG_MAX_HYPERS]) {
   const pg_optimizer *o = pg_optimizer_find(optimizer_of(s, role));
   const int lr = pg_optimizer_hyper_index(o, "lr", NULL);
   const int project = pg_optimizer_hyper_index(o, "project", NULL);
+  const int budget = pg_optimizer_hyper_index(o, "diameter_budget", NULL);
+  const int rescale = pg_optimizer_hyper_index(o, "rescale", NULL);
   pg_optimizer_defaults(o, hypers);
+  if (budget >= 0 && s->with & BUDGET) hypers[budget] = 1e-3;
+  if (rescale >= 0 && s->with & BUDGET) hypers[rescale] = 1;
   if (lr >= 0) hypers[lr] = 1e-3;
   if (project >= 0 && s->with & PROJECT) hypers[project] = 2;
 }
@@ -116,7 +120,7 @@ static void compare(const setting *s, pg_comm *comm) {
   const pg_run_memory need = estimate(ctx, s, comm);
   const int64_t peak = measure(ctx, s, comm), said = need.total;
   /* The rest is exact. */
-  const double slack = s->with & DIAMETER ? 1.1 : 1.03;
+  const double slack = s->with & (DIAMETER | BUDGET) ? 1.1 : 1.03;
   CHECK(said >= peak && (double)(said - need.workspace) <= slack * (double)peak,
         "%s on %s, %s, with %u: estimated %lld, peak %lld, workspace %lld", s->head, s->backbone,
         pg_dtype_name(s->compute), s->with, (long long)said, (long long)peak,
@@ -149,6 +153,9 @@ TEST(one_rank) {
       {wide, PG_BF16, "adamw", "rownorm", PROJECT},
       {wide, PG_F32, "adamw", "rownorm", PROJECT | KEEP_ALL},
       {none, PG_BF16, "sgd", "muon", RECOMPUTE},
+      {large_head, PG_F32, "rownorm", "muon", BUDGET},
+      {large_head, PG_BF16, "rownorm", "rownorm", PROJECT | BUDGET},
+      {large_head, PG_F32, "greedy_radial", "adamw", BUDGET},
   };
   for (size_t i = 0; i < PG_COUNT(settings); i++) compare(&settings[i], pg_comm_self());
 }
@@ -170,6 +177,7 @@ TEST(several_ranks) {
       {deep, PG_BF16, "adamw", "muon", RECOMPUTE | KEEP_ALL | SHARD},
       {deep, PG_F32, "muon", "adamw", 0},
       {wide, PG_F32, "rownorm", "rownorm", PROJECT | SHARD},
+      {wide, PG_F32, "rownorm", "rownorm", PROJECT | BUDGET | SHARD},
   };
   for (size_t i = 0; i < PG_COUNT(settings); i++)
     for (int world = 2; world <= 3; world++)

@@ -110,11 +110,17 @@ static void sinkgd(reference *r, const double *h) {
  * ends; ||m||_p moves by ||e||_p at most. The rest, relative: two powers, of which the exponent's
  * rounding counts by the logarithm of the base, quotients and products. */
 static void moga(reference *r, const double *h) {
-  const double p = h[2], width = h[4] != 0 ? pow((double)r->columns, 1 / p) : 1;
+  const bool by_column = h[7] != 0;
+  const int64_t lines = by_column ? r->columns : r->rows, n = by_column ? r->rows : r->columns;
+  const int64_t line_step = by_column ? 1 : r->columns, step = by_column ? r->columns : 1;
+  const double p = by_column ? 1 / (1 - 1 / h[8]) : h[2];
+  const double width = h[4] == 0   ? 1
+                       : by_column ? (double)r->columns / pow((double)r->rows, 1 / h[8])
+                                   : pow((double)r->columns, 1 / p);
   momentum(r, h[1], 1 - h[1]);
-  for (int64_t i = 0; i < r->rows; i++) {
-    double *x = r->x + i * r->columns, *e = r->e + i * r->columns, sum = 0, error = 0;
-    for (int64_t k = 0; k < r->columns; k++) {
+  for (int64_t i = 0; i < lines; i++) {
+    double *x = r->x + i * line_step, *e = r->e + i * line_step, sum = 0, error = 0;
+    for (int64_t k = 0; k < n * step; k += step) {
       e[k] += 2 * U * fabs(x[k]);
       sum += pow(fabs(x[k]), p);
       error += pow(e[k], p);
@@ -122,7 +128,7 @@ static void moga(reference *r, const double *h) {
     const double length = pow(sum, 1 / p), divisor = fmax(pow(length, p - 1), h[5]);
     const double relative =
         (p - 1) * (pow(error, 1 / p) / length + 4 * U) + (2 * p + 10 + log(CELLS)) * U;
-    for (int64_t k = 0; k < r->columns; k++) {
+    for (int64_t k = 0; k < n * step; k += step) {
       const double above = pow(fabs(x[k]) + e[k], p - 1) / divisor;
       const double below = fabs(x[k]) > e[k] ? pow(fabs(x[k]) - e[k], p - 1) / divisor : -above;
       const double value = pow(fabs(x[k]), p - 1) / divisor;
@@ -131,6 +137,12 @@ static void moga(reference *r, const double *h) {
     }
   }
   scale(r, h[3] / width);
+}
+
+/* By column, whose length has eps (1 - beta^n) added. */
+static void rownorm_columns(reference *r, const double *h) {
+  momentum(r, h[1], 1 - h[1]);
+  normalise(r, true, true, h[2] * (1 - pow(h[1], (double)r->n)));
 }
 
 /* By row, column or sign; h[3] is the map. */
@@ -237,6 +249,12 @@ TEST(equations) {
       {"moga", moga, "fan_in", 0, NULL, 0},
       {"moga", moga, "base", 1, NULL, 0},
       {"moga", moga, "eps", 2, NULL, 0},
+      {"moga", moga, NULL, 0, "axis", 1},
+      {"moga", moga, "q", 1.5, "axis", 1},
+      {"moga", moga, "q", 3, "axis", 1},
+      {"moga", moga, "fan_in", 0, "axis", 1},
+      {"rownorm", rownorm_columns, NULL, 0, "axis", 1},
+      {"rownorm", rownorm_columns, "eps", 0.5, "axis", 1},
       {"scion", scion, NULL, 0, "map", 1},
       {"scion", scion, "normalised", 0, "map", 1},
       {"scion", scion, NULL, 0, "map", 2},

@@ -109,10 +109,9 @@ static void scale(reference *r, double factor) {
 
 /* ---- the equations ----------------------------------------------------------------------------
  */
-static void muon(reference *r, const double *h) {
+static void muon_block(reference *r, const double *h) {
   const double rows = (double)r->rows, columns = (double)r->columns;
   const int64_t n = r->rows * r->columns;
-  direction(r, h[1], h[7] != 0 ? 1 - h[1] : 1, h[2] != 0);
   polar(r, (int)h[8], (int)h[3], h[4]);
   if (h[9] == 0) scale(r, sqrt(fmax(1, rows / columns)));
   if (h[9] == 1) scale(r, sqrt(rows / columns));
@@ -125,6 +124,29 @@ static void muon(reference *r, const double *h) {
     scale(r, nuclear);
     r->bar += x * d * (off + (4.0 * (double)r->n + 6) * U * x) + off * off * d;
   }
+}
+/* Blocks of rows or columns by themselves; errors of different blocks add up in squares. */
+static void muon(reference *r, const double *h) {
+  static reference block;
+  const int64_t heads = (int64_t)h[10], rows = h[11] == 0 ? r->rows / heads : r->rows;
+  const int64_t columns = h[11] == 0 ? r->columns : r->columns / heads;
+  double square = 0;
+  direction(r, h[1], h[7] != 0 ? 1 - h[1] : 1, h[2] != 0);
+  if (heads == 1) {
+    muon_block(r, h);
+    return;
+  }
+  for (int64_t k = 0; k < heads; k++) {
+    const int64_t at = k * (h[11] == 0 ? rows * columns : columns);
+    block.rows = rows, block.columns = columns, block.n = r->n, block.start = r->start;
+    for (int64_t i = 0; i < rows * columns; i++)
+      block.d[i] = r->d[at + i / columns * r->columns + i % columns];
+    muon_block(&block, h);
+    for (int64_t i = 0; i < rows * columns; i++)
+      r->x[at + i / columns * r->columns + i % columns] = block.x[i];
+    square += block.bar * block.bar;
+  }
+  r->bar = sqrt(square);
 }
 static void scion(reference *r, const double *h) {
   const double rows = (double)r->rows, columns = (double)r->columns;
@@ -280,6 +302,51 @@ static void run_equation(const setting *s, int64_t rows, int64_t columns) {
   job_free(&j);
 }
 
+TEST(heads) {
+  static const struct {
+    int64_t rows, columns;
+    setting setting;
+  } cases[] = {
+      {48, 32, {"muon", muon, {{"heads", 4}}}},
+      {12, 40, {"muon", muon, {{"heads", 3}, {"average", 1}}}},
+      {6, 5, {"muon", muon, {{"heads", 6}, {"nesterov", 0}}}},
+      {32, 48, {"muon", muon, {{"heads", 4}, {"split", 1}}}},
+      {40, 12, {"muon", muon, {{"heads", 3}, {"split", 1}, {"scale", 1}}}},
+      {40, 12, {"muon", muon, {{"heads", 2}, {"split", 1}, {"scale", 3}, {"average", 1}}}},
+      {12, 8, {"muon", muon, {{"heads", 2}, {"scale", 3}, {"coefficients", 2}}}},
+  };
+  for (size_t c = 0; c < PG_COUNT(cases); c++)
+    run_equation(&cases[c].setting, cases[c].rows, cases[c].columns);
+}
+
+/* In bf16 each block has the bits that it has as a matrix. */
+TEST(heads_in_bf16) {
+  for (int split = 0; split < 2; split++) {
+    job all = job_new("muon", 1, 12, 20), one = job_new("muon", 1, split ? 12 : 6, split ? 10 : 20);
+    float g[240], part[120];
+    set(&all, "precision", 1), set(&one, "precision", 1);
+    set(&all, "heads", 2), set(&all, "split", split);
+    pg_normals(3, 1, 0, 240, g);
+    CHECK(pg_tensor_write(all.g[0], g) == 0, "write");
+    increment(&all, 0.5);
+    float *s = read_floats(all.s[0]);
+    for (int k = 0; k < 2; k++) {
+      const int at = k * (split ? 10 : 120), width = split ? 10 : 20;
+      for (int i = 0; i < 120; i++) part[i] = g[at + i / width * 20 + i % width];
+      CHECK(pg_tensor_write(one.g[0], part) == 0, "write");
+      const float zero[120] = {0};
+      CHECK(pg_tensor_write(one.slots[0][0], zero) == 0, "write");
+      increment(&one, 0.5);
+      float *want = read_floats(one.s[0]);
+      for (int i = 0; i < 120; i++)
+        CHECK(s[at + i / width * 20 + i % width] == want[i], "split %d, block %d, %d", split, k, i);
+      free(want);
+    }
+    free(s);
+    job_free(&all), job_free(&one);
+  }
+}
+
 TEST(equations) {
   static const int64_t shapes[][2] = {{1, 9}, {9, 1}, {5, 3}, {3, 5}, {50, 40}, {32, 48}, {1, 1}};
   static const setting cases[] = {
@@ -344,6 +411,8 @@ TEST(nuclear_in_bf16_is_refused) {
 int main(void) {
   if (job_start() < 0) return 1;
   RUN(equations);
+  RUN(heads);
+  RUN(heads_in_bf16);
   RUN(nuclear_in_bf16_is_refused);
   return job_end();
 }
