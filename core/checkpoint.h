@@ -1,21 +1,24 @@
 /* Checkpoints: a folder that Hugging Face transformers loads as it is (config.json,
  * model.safetensors, tokenizer.json), plus optimizer.safetensors (slots), increment.safetensors
- * (kept increments), state.json (counters, data position, the host's state) and manifest.json
- * (size and SHA-256 of every other file, written last). The folder is written under a temporary
- * name, synced and renamed, so a checkpoint under its final name is complete; the manifest
- * detects later damage. */
+ * (kept increments), host.safetensors (the host's own tensors), state.json (counters, data
+ * position, the host's state) and manifest.json (size and SHA-256 of every other file, written
+ * last). The folder is written under a temporary name, synced and renamed, so a checkpoint under
+ * its final name is complete; the manifest detects later damage. */
 #ifndef PG_CHECKPOINT_H
 #define PG_CHECKPOINT_H
 
 #include "run.h"
+#include "safetensors.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef struct pg_checkpoint_options {
-  const char *tokenizer;  /* file to copy as tokenizer.json; NULL: none */
-  const char *host_state; /* a JSON value kept under "host" in state.json; NULL: null */
+  const char *tokenizer;          /* file to copy as tokenizer.json; NULL: none */
+  const char *host_state;         /* a JSON value kept under "host" in state.json; NULL: null */
+  const pg_named_tensor *tensors; /* of the host, into host.safetensors when there are any */
+  size_t tensor_count;
 } pg_checkpoint_options;
 /* Save the run as folder `path` (its parent exists). Free space is checked first. An existing
  * checkpoint of that name is replaced only after the new one is complete. All ranks call it with

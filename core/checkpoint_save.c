@@ -234,8 +234,11 @@ fail:
   return status;
 }
 
-static int64_t bytes_needed(const pg_run *run) {
+static int64_t bytes_needed(const pg_run *run, const pg_checkpoint_options *options) {
   int64_t bytes = (int64_t)4 << 20; /* JSON files, headers, tokenizer */
+  for (size_t i = 0; options && i < options->tensor_count; i++)
+    bytes += pg_tensor_elements(options->tensors[i].tensor) *
+             (int64_t)pg_dtype_size(options->tensors[i].tensor->dtype);
   for (size_t i = 0; i < pg_model_count(run->model); i++) {
     const pg_parameter *p = pg_model_parameter(run->model, i);
     const pg_optimizer *o = run->assigned[p->assignment]->public.optimizer;
@@ -293,7 +296,7 @@ static int publish(pg_context *ctx, const char *temporary, const char *path) {
 static int save(const pg_run *run, const char *path, const pg_checkpoint_options *options) {
   pg_context *ctx = run->context;
   char temporary[PG__PATH_MAX], file[PG__PATH_MAX];
-  const char *names[6] = {"config.json", "model.safetensors", "optimizer.safetensors",
+  const char *names[7] = {"config.json", "model.safetensors", "optimizer.safetensors",
                           "increment.safetensors", "state.json"};
   size_t count = 5;
   int status;
@@ -303,7 +306,7 @@ static int save(const pg_run *run, const char *path, const pg_checkpoint_options
   PG_TRY(check_target(ctx, path));
   PG_TRY(pg_file_remove_tree(ctx, temporary));
   PG_TRY(pg_file_make_folders(ctx, temporary));
-  PG_TRY(pg_file_require_space(ctx, temporary, bytes_needed(run)));
+  PG_TRY(pg_file_require_space(ctx, temporary, bytes_needed(run, options)));
 
   PG_TRY(pg__join(ctx, temporary, "config.json", file));
   PG_TRY(write_json(ctx, file, pg__model_config_json(pg_model_get_config(run->model))));
@@ -319,6 +322,11 @@ static int save(const pg_run *run, const char *path, const pg_checkpoint_options
     PG_TRY(pg__join(ctx, temporary, "tokenizer.json", file));
     PG_TRY(copy_file(ctx, options->tokenizer, file));
     names[count++] = "tokenizer.json";
+  }
+  if (options && options->tensor_count) {
+    PG_TRY(pg__join(ctx, temporary, "host.safetensors", file));
+    PG_TRY(pg_safetensors_write(ctx, file, options->tensors, options->tensor_count, NULL));
+    names[count++] = "host.safetensors";
   }
   PG_TRY(write_manifest(ctx, temporary, names, count));
   PG_TRY(pg_file_sync(ctx, temporary));

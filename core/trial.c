@@ -25,6 +25,29 @@ void pg_trial_free(pg_trial *trial) {
 const pg_tensor *pg_trial_value(const pg_trial *trial) {
   return trial->increment;
 }
+const pg_optimizer *pg_trial_optimizer(const pg_trial *trial) {
+  return trial->optimizer;
+}
+double *pg_trial_hypers(pg_trial *trial) {
+  return trial->hypers;
+}
+int64_t pg_trial_updates(const pg_trial *trial) {
+  return trial->updates;
+}
+const pg_tensor *pg_trial_slot(const pg_trial *trial, size_t slot) {
+  return trial->slots[slot];
+}
+
+int pg_trial_resume(pg_trial *t, int64_t updates, const pg_tensor *increment,
+                    const pg_tensor *const *slots) {
+  int status = 0;
+  if (increment) PG_TRY(pg_tensor_copy(t->increment, increment));
+  for (size_t s = 0; s < t->optimizer->slot_count; s++)
+    if (slots[s]) PG_TRY(pg_tensor_copy(t->slots[s], slots[s]));
+  t->updates = updates;
+fail:
+  return status;
+}
 
 static int check(const pg_run *run, const pg_parameter *p, const pg_optimizer *o,
                  const double *hypers, bool inherit) {

@@ -23,6 +23,16 @@ void pg_trial_free(pg_trial *trial);
 int pg_trial_increment(pg_trial *trial, double scale);
 /* The last increment [rows, columns]; zeros at first. It belongs to the trial. */
 const pg_tensor *pg_trial_value(const pg_trial *trial);
+const pg_optimizer *pg_trial_optimizer(const pg_trial *trial);
+/* The hyperparameters, which the host may change between increments. */
+double *pg_trial_hypers(pg_trial *trial);
+/* What a host keeps that continues the trial later: how many increments there were, the last one,
+ * and the slots in the optimizer's order. They belong to the trial. */
+int64_t pg_trial_updates(const pg_trial *trial);
+const pg_tensor *pg_trial_slot(const pg_trial *trial, size_t slot);
+/* From there on; NULL slots and increment stay as they are. Shapes and types have to agree. */
+int pg_trial_resume(pg_trial *trial, int64_t updates, const pg_tensor *increment,
+                    const pg_tensor *const *slots);
 
 #ifdef __cplusplus
 }

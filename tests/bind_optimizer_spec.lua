@@ -41,7 +41,8 @@ describe("optimizers", function()
   it("check hyperparameters and fill in the others", function()
     local rownorm = core.optimizer "rownorm"
     local full = rownorm:check { lr = 1 }
-    assert.are.same({ lr = 1, beta = 0.95, eps = 1e-8, weight_decay = 0, project = "none", diameter_budget = 0, axis = "rows" }, full)
+    assert.are.same({ lr = 1, beta = 0.95, eps = 1e-8, weight_decay = 0, project = "none",
+      diameter_budget = 0, axis = "rows" }, full)
     assert.error_matches(function() rownorm:check { lr = 1, project = "inner" } end,
       'rownorm.project: one of "none", "outer", "both" expected, got string "inner"')
     assert.error_matches(function() rownorm:check { lr = 1, beta = 1 } end, "beta")

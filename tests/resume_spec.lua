@@ -45,6 +45,11 @@ local heads = {
   normuon = function() return pg.optim.normuon() end,
   lausu = function() return pg.optim.lausu { lr = 1e-2, map = "hybrid", center = true } end,
   nuclear = function() return pg.optim.muon { lr = 1e-3, scale = "nuclear", average = "mean" } end,
+  equidistant = function() return pg.optim.equidistant { lr = 3e-3, adaptive = true } end,
+  greedy = function() return pg.optim.greedy_radial { lr = 3e-3, cautious = true } end,
+  budget = function()
+    return pg.optim.rownorm { lr = 3e-3, diameter_budget = 6e-3, weight_decay = 1, clip = 0.01 }
+  end,
   frozen = function() return pg.optim.frozen() end,
   mine = function() return mine { lr = 0.1 } end,
 }
@@ -142,7 +147,8 @@ before_each(function()
 end)
 
 describe("a resume", function()
-  for _, head in ipairs { "rownorm", "projected", "adamw", "muon", "sgd", "lion", "signsgd",
+  for _, head in ipairs { "rownorm", "projected", "adamw", "muon", "sgd", "equidistant", "greedy",
+    "budget", "lion", "signsgd",
     "scale", "rmnp", "sinkgd", "moga", "scion", "modula", "normuon", "lausu", "nuclear",
     "frozen", "mine" } do
     it("continues exactly with " .. head .. " on the head", function()

@@ -120,6 +120,9 @@ void pgl_tensors_begin(void);
 void pgl_tensors_end(lua_State *L, const pg_context *ctx);
 pgl_tensor *pgl_check_tensor(lua_State *L, int arg);
 pgl_tensor *pgl_test_tensor(lua_State *L, int arg); /* NULL when it is something else */
+/* The list { {name, tensor}, ... } at `index`, in a userdata that is pushed and points into Lua's
+ * values: nothing may run finalisers while it is in use. */
+pg_named_tensor *pgl_named_tensors(lua_State *L, int index, const char *what, size_t *count);
 /* Push a view of all of t, or nil when t is NULL. */
 int pgl_push_view(lua_State *L, const pg_tensor *t, pgl_object *context, pgl_object *owner);
 /* "[4, 3]", pushed. */

@@ -144,17 +144,21 @@ int pgl_run_keep(lua_State *L, int run, int arg) {
   return keep_optimizer(r, optimizer) ? 0 : PG_ENOMEM;
 }
 
-/* run:assign{ optimizer, hypers, independent_decay, parameters } -> index */
+/* run:assign{ optimizer, hypers, independent_decay, cautious, max_norm, parameters } -> index */
 static int run_assign(lua_State *L) {
-  static const char *const keys[] = {"optimizer", "hypers", "independent_decay", "parameters",
-                                     NULL};
+  static const char *const keys[] = {
+      "optimizer", "hypers", "independent_decay", "cautious", "max_norm", "parameters", NULL};
   const char *what = "assign";
-  bool independent = false;
+  bool independent = false, cautious = false;
+  double max_norm = HUGE_VAL;
   double values[PG_MAX_HYPERS] = {0};
   pgl_object *o = pgl_check_run(L, 1, "assign");
   lua_settop(L, 2);
   pgl_table(L, 2, what, keys);
   pgl_get_boolean(L, 2, what, "independent_decay", &independent);
+  pgl_get_boolean(L, 2, what, "cautious", &cautious);
+  pgl_get_number(L, 2, what, "max_norm", &max_norm);
+  if (!(max_norm > 0)) return luaL_error(L, "assign.max_norm: above 0 expected, got %f", max_norm);
   pgl_need(L, pgl_raw(L, 2, "optimizer"), what, "optimizer"); /* 3 */
   if (!luaL_testudata(L, 3, pgl_optimizer_kind.type))
     return luaL_error(L, "assign.optimizer: an optimizer expected, got %s", pgl_describe(L, 3));
@@ -190,6 +194,8 @@ static int run_assign(lua_State *L) {
   if (!keep_optimizer(r, optimizer)) return pgl_fail_text(L, PG_ENOMEM, NULL);
   int status = pg_run_assign(r->run, state->descriptor, values, independent, list, count, &index);
   if (status < 0) return pgl_fail(L, pgl_context(o), status);
+  pg_run_assignment(r->run, index)->cautious = cautious;
+  pg_run_assignment(r->run, index)->max_norm = max_norm;
   lua_pushinteger(L, index + 1);
   return 1;
 }
@@ -319,9 +325,9 @@ static int run_loader(lua_State *L) {
 
 /* ---- checkpoints -------------------------------------------------------------------------------
  */
-/* run:save(path, { tokenizer, host_state }) */
+/* run:save(path, { tokenizer, host_state, tensors = { {name, tensor}, ... } }) */
 static int run_save(lua_State *L) {
-  static const char *const keys[] = {"tokenizer", "host_state", NULL};
+  static const char *const keys[] = {"tokenizer", "host_state", "tensors", NULL};
   pg_checkpoint_options options = {0};
   pgl_object *o = pgl_check_run(L, 1, "save");
   const char *path = pgl_string(L, 2, "path");
@@ -330,6 +336,9 @@ static int run_save(lua_State *L) {
     pgl_table(L, 3, "save", keys);
     pgl_get_string(L, 3, "save", "tokenizer", &options.tokenizer);
     pgl_get_string(L, 3, "save", "host_state", &options.host_state);
+    if (pgl_raw(L, 3, "tensors"))
+      options.tensors = pgl_named_tensors(L, lua_gettop(L), "save.tensors", &options.tensor_count);
+    pgl_check_run(L, 1, "save");
   }
   int status = pg_checkpoint_save(((pgl_run *)o->resource)->run, path, &options);
   if (status < 0) return pgl_fail(L, pgl_context(o), status);

@@ -63,6 +63,28 @@ static int tensor_list(lua_State *L) {
   return 1;
 }
 
+pg_named_tensor *pgl_named_tensors(lua_State *L, int index, const char *what, size_t *count) {
+  luaL_checktype(L, index, LUA_TTABLE);
+  *count = (size_t)lua_rawlen(L, index);
+  pg_named_tensor *list = lua_newuserdatauv(L, sizeof *list * *count + 1, 0);
+  luaL_checkstack(L, 8, NULL);
+  for (size_t i = 0; i < *count; i++) {
+    if (lua_rawgeti(L, index, (lua_Integer)i + 1) != LUA_TTABLE)
+      luaL_error(L, "%s: entry %I must be a table {name, tensor}, got %s", what, (LUAI_UACINT)i + 1,
+                 pgl_describe(L, -1));
+    if (lua_rawgeti(L, -1, 1) != LUA_TSTRING)
+      luaL_error(L, "%s: the name of entry %I must be a string, got %s", what, (LUAI_UACINT)i + 1,
+                 pgl_describe(L, -1));
+    const char *name = lua_tostring(L, -1);
+    lua_rawgeti(L, -2, 2);
+    pgl_tensor *t = pgl_test_tensor(L, -1);
+    if (!t) luaL_error(L, "%s: '%s' must be a tensor, got %s", what, name, pgl_describe(L, -1));
+    list[i] = (pg_named_tensor){.name = name, .tensor = t->tensor};
+    lua_pop(L, 3);
+  }
+  return list;
+}
+
 /* core.save_tensors(ctx, path, { {name, tensor}, ... }, { key = text }) */
 static int tensor_save(lua_State *L) {
   pgl_object *context = pgl_check(L, 1, &pgl_context_kind);
@@ -85,25 +107,8 @@ static int tensor_save(lua_State *L) {
     metadata[n] = NULL;
   }
   /* Last, since nothing may run finalisers while the list holds plain pointers. */
-  const size_t count = (size_t)lua_rawlen(L, 3);
-  pg_named_tensor *list = lua_newuserdatauv(L, sizeof *list * count + 1, 0);
-  luaL_checkstack(L, 8, NULL);
-  for (size_t i = 0; i < count; i++) {
-    if (lua_rawgeti(L, 3, (lua_Integer)i + 1) != LUA_TTABLE)
-      return luaL_error(L, "save_tensors: entry %I must be a table {name, tensor}, got %s",
-                        (LUAI_UACINT)i + 1, pgl_describe(L, -1));
-    if (lua_rawgeti(L, -1, 1) != LUA_TSTRING)
-      return luaL_error(L, "save_tensors: the name of entry %I must be a string, got %s",
-                        (LUAI_UACINT)i + 1, pgl_describe(L, -1));
-    const char *name = lua_tostring(L, -1);
-    lua_rawgeti(L, -2, 2);
-    pgl_tensor *t = pgl_test_tensor(L, -1);
-    if (!t)
-      return luaL_error(L, "save_tensors: '%s' must be a tensor, got %s", name,
-                        pgl_describe(L, -1));
-    list[i] = (pg_named_tensor){.name = name, .tensor = t->tensor};
-    lua_pop(L, 3);
-  }
+  size_t count;
+  const pg_named_tensor *list = pgl_named_tensors(L, 3, "save_tensors", &count);
   int status = pg_safetensors_write(context->resource, path, list, count, metadata);
   if (status < 0) return pgl_fail(L, context->resource, status);
   lua_pushboolean(L, true);

@@ -1,6 +1,7 @@
 /* Trials: what another optimizer would do to a parameter of a run, from the run's gradients. */
 #include "bind.h"
 #include <math.h>
+#include <string.h>
 
 static void release_trial(pgl_object *o) {
   pg_trial_free(o->resource);
@@ -80,12 +81,21 @@ int pgl_run_trial(lua_State *L) {
   return 1;
 }
 
-/* trial:increment(scale): one more update from the gradients that the run holds now */
+/* trial:increment(scale [, hypers]): one more update from the gradients that the run holds now,
+ * from then on with these hyperparameters */
 static int trial_increment(lua_State *L) {
   pgl_object *o = pgl_check(L, 1, &pgl_trial_kind);
   const double scale = pgl_number(L, 2, "scale");
   pgl_frame frame;
   if (!isfinite(scale)) return luaL_error(L, "increment: a finite scale expected, got %f", scale);
+  if (!lua_isnoneornil(L, 3)) {
+    double values[PG_MAX_HYPERS];
+    memcpy(values, pg_trial_hypers(o->resource), sizeof values);
+    pgl_read_hypers(L, 3, pg_trial_optimizer(o->resource), values);
+    int status = pg_optimizer_check(pgl_context(o), pg_trial_optimizer(o->resource), values);
+    if (status < 0) return pgl_fail(L, pgl_context(o), status);
+    memcpy(pg_trial_hypers(o->resource), values, sizeof values);
+  }
   lua_settop(L, 1);
   lua_getiuservalue(L, 1, 1);
   pgl_object *run = pgl_check_run(L, 2, "trial");
@@ -113,8 +123,56 @@ static int trial_value(lua_State *L) {
   return 1;
 }
 
-static const luaL_Reg methods[] = {
-    {"increment", trial_increment}, {"value", trial_value}, {NULL, NULL}};
+static void push_clone(lua_State *L, pgl_object *o, const pg_tensor *t) {
+  pgl_tensor *copy = pgl_push_tensor(L);
+  pgl_tensor_bind(copy, pgl_root(o), NULL);
+  if (pg_tensor_clone(t, &copy->tensor) < 0)
+    luaL_error(L, "%s", pg_context_message(pgl_context(o)));
+  pgl_tensor_made(L, copy);
+}
+
+/* trial:state() -> updates, { increment = , slot = , ... }: copies */
+static int trial_state(lua_State *L) {
+  pgl_object *o = pgl_check(L, 1, &pgl_trial_kind);
+  const pg_optimizer *optimizer = pg_trial_optimizer(o->resource);
+  lua_pushinteger(L, pg_trial_updates(o->resource));
+  lua_newtable(L);
+  push_clone(L, o, pg_trial_value(o->resource));
+  lua_setfield(L, -2, "increment");
+  for (size_t s = 0; s < optimizer->slot_count; s++) {
+    lua_pushfstring(L, "slot.%s", optimizer->slots[s].name);
+    push_clone(L, o, pg_trial_slot(o->resource, s));
+    lua_settable(L, -3);
+  }
+  return 2;
+}
+
+/* trial:resume(updates, { increment = , slot = , ... }) */
+static int trial_resume(lua_State *L) {
+  pgl_object *o = pgl_check(L, 1, &pgl_trial_kind);
+  const int64_t updates = pgl_integer(L, 2, "updates", 0, INT64_MAX);
+  const pg_optimizer *optimizer = pg_trial_optimizer(o->resource);
+  const pg_tensor *slots[PG_MAX_SLOTS] = {NULL};
+  luaL_checktype(L, 3, LUA_TTABLE);
+  lua_settop(L, 3);
+  lua_getfield(L, 3, "increment");
+  const pg_tensor *increment = pgl_check_tensor(L, -1)->tensor;
+  for (size_t s = 0; s < optimizer->slot_count; s++) {
+    lua_pushfstring(L, "slot.%s", optimizer->slots[s].name);
+    lua_gettable(L, 3);
+    slots[s] = pgl_check_tensor(L, -1)->tensor;
+  }
+  int status = pg_trial_resume(o->resource, updates, increment, slots);
+  if (status < 0) return pgl_fail(L, pgl_context(o), status);
+  lua_pushboolean(L, true);
+  return 1;
+}
+
+static const luaL_Reg methods[] = {{"increment", trial_increment},
+                                   {"value", trial_value},
+                                   {"state", trial_state},
+                                   {"resume", trial_resume},
+                                   {NULL, NULL}};
 
 void pgl_open_trial(lua_State *L) {
   pgl_define(L, &pgl_trial_kind, methods);

@@ -21,6 +21,8 @@ local function new(name, prepare, measure)
     where = errors.where() }, Diagnostic)
 end
 
+diagnostics.new = new
+
 function diagnostics.is(value) return getmetatable(value) == Diagnostic end
 
 function Diagnostic:prepare(run)

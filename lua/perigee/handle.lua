@@ -3,6 +3,7 @@ local core = require "perigee.core"
 local check = require "perigee.check"
 local checkpoints = require "perigee.checkpoints"
 local errors = require "perigee.errors"
+local keepers = require "perigee.keepers"
 local keys = require "perigee.keys"
 local optim = require "perigee.optim"
 local panels = require "perigee.panels"
@@ -301,6 +302,19 @@ function methods.panel(handle, options)
   run.panels = run.panels or {}
   table.insert(run.panels, panel)
   return panel
+end
+
+-- { parameter's name = tensor }, copies: the averaged weights of pg.ema, the last increments of
+-- pg.shadow, by their name.
+function methods.kept(handle, name)
+  local run = open_run(handle)
+  local names = {}
+  for _, keeper in ipairs(keepers.of(run)) do
+    if keeper.name == name then return keeper:tensors(handle) end
+    names[#names + 1] = keeper.name
+  end
+  errors.misuse("run:kept: no hook of this run keeps tensors as %s%s", check.show(name),
+    #names > 0 and " (known: " .. table.concat(names, ", ") .. ")" or "")
 end
 
 -- Hilbert RMS of a matrix (default: the head's increment) over a panel.

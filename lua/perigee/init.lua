@@ -3,6 +3,7 @@ local core = require "perigee.core"
 local check = require "perigee.check"
 local data = require "perigee.data"
 local diagnostics = require "perigee.diagnostics"
+local ema = require "perigee.ema"
 local errors = require "perigee.errors"
 local geometry = require "perigee.geometry"
 local hooks = require "perigee.hooks"
@@ -15,6 +16,7 @@ local random = require "perigee.random"
 local recipe = require "perigee.recipe"
 local schedule = require "perigee.schedule"
 local session = require "perigee.session"
+local shadow = require "perigee.shadow"
 local tensors = require "perigee.tensors"
 
 local pg = {
@@ -34,6 +36,8 @@ local pg = {
   at = hooks.at,
   logspaced = hooks.logspaced,
   checkpoint = hooks.checkpoint,
+  ema = ema.new,
+  shadow = shadow.new,
   random = random.public,
 }
 for name, f in pairs(tensors.public) do pg[name] = f end

@@ -3,6 +3,7 @@
 local core = require "perigee.core"
 local check = require "perigee.check"
 local errors = require "perigee.errors"
+local keepers = require "perigee.keepers"
 local keys = require "perigee.keys"
 local memory = require "perigee.memory"
 local params = require "perigee.params"
@@ -323,6 +324,7 @@ end
 
 -- Hooks that measure get ready (panels are read, sizes checked).
 function open.prepare_hooks(run)
+  keepers.of(run) -- refuses two of one name
   for _, hook in ipairs(run.spec.hooks) do
     local meta = getmetatable(hook.action)
     if type(meta) == "table" and meta.prepare then

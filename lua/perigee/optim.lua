@@ -53,6 +53,9 @@ end
 
 local policies = { "lr", "independent" }
 
+-- What every optimizer takes beside its own hyperparameters.
+local common = { "weight_decay_scale", "cautious", "clip" }
+
 local function build(descriptor, options, userdata)
   local label = "pg.optim." .. descriptor.name
   local where = errors.where()
@@ -60,7 +63,7 @@ local function build(descriptor, options, userdata)
   check.table(where, label, options)
   local known = {}
   for _, hyper in ipairs(descriptor.hypers) do known[#known + 1] = hyper.name end
-  known[#known + 1] = "weight_decay_scale"
+  table.move(common, 1, #common, #known + 1, known)
   keys.check(options, known, label, where)
   local self = { name = descriptor.name, descriptor = descriptor, where = where, hypers = {},
     functions = {}, userdata = userdata }
@@ -84,17 +87,30 @@ local function build(descriptor, options, userdata)
     end
     self.hypers[hyper.name] = value
   end
+  -- Without a statement parameters keep the policy of the entry that they had.
+  self.states_decay_scale = options.weight_decay_scale ~= nil
   self.decay_scale = check.one_of(where, label .. ".weight_decay_scale",
     options.weight_decay_scale or "lr", policies)
+  self.cautious = check.boolean(where, label .. ".cautious", options.cautious or false)
+  self.clip = options.clip or false
+  if self.clip then
+    check.number(where, label .. ".clip", self.clip, { min = 0, open_min = true })
+  end
   return setmetatable(self, Optimizer)
 end
 
 -- The same optimizer with some hyperparameters changed.
 function Optimizer:with(changes)
-  local options = { weight_decay_scale = self.decay_scale }
+  local options = self:stated_options()
   for name, value in pairs(self.hypers) do options[name] = value end
   for name, value in pairs(changes) do options[name] = value end
   return build(self.descriptor, options, self.userdata)
+end
+
+-- Those of `common` that were given.
+function Optimizer:stated_options()
+  return { weight_decay_scale = self.states_decay_scale and self.decay_scale or nil,
+    cautious = self.cautious or nil, clip = self.clip or nil }
 end
 
 function optim.is(value) return getmetatable(value) == Optimizer end
@@ -135,6 +151,15 @@ function Optimizer:core_optimizer()
   return self.userdata or errors.try(core.optimizer(self.name))
 end
 
+-- What the shape of a parameter multiplies the step by.
+function Optimizer:factor(rows, columns)
+  local hypers = {}
+  for name, value in pairs(self.hypers) do
+    if type(value) ~= "function" then hypers[name] = value end
+  end
+  return self:core_optimizer():factor(hypers, rows, columns)
+end
+
 -- "adamw { betas = {0.9, 0.999}, … }" in the descriptor's order.
 function Optimizer:describe()
   local parts = {}
@@ -153,6 +178,8 @@ function Optimizer:describe()
   if self.decay_scale ~= "lr" then
     parts[#parts + 1] = ('weight_decay_scale = "%s"'):format(self.decay_scale)
   end
+  if self.cautious then parts[#parts + 1] = "cautious = true" end
+  if self.clip then parts[#parts + 1] = "clip = " .. check.show(self.clip) end
   return ("%s { %s }"):format(self.name, table.concat(parts, ", "))
 end
 
@@ -167,14 +194,16 @@ function Optimizer:to_data()
     end
     hypers[hyper.name] = value
   end
-  return { name = self.name, hypers = hypers, weight_decay_scale = self.decay_scale }
+  local data = self:stated_options()
+  data.name, data.hypers = self.name, hypers
+  return data
 end
 
 function optim.from_data(data)
   load_descriptors()
   local options = {}
   for name, value in pairs(data.hypers) do options[name] = value end
-  options.weight_decay_scale = data.weight_decay_scale
+  for _, name in ipairs(common) do options[name] = data[name] end
   if defined[data.name] then return defined[data.name](options) end
   if not descriptors[data.name] then
     errors.world(("the checkpoint uses optimizer '%s', which this recipe does not define")
@@ -192,6 +221,11 @@ local function descriptor_of(spec, where)
     local label = "pg.optim.define defaults." .. tostring(name)
     local hyper = { name = name, default = default, kind = type(default), help = "" }
     if type(name) ~= "string" then check.fail(where, label, name, "a name") end
+    for _, taken in ipairs(common) do
+      if name == taken then
+        check.fail(where, label, default, "a name that is no option of every optimizer")
+      end
+    end
     if type(default) == "table" then
       hyper.kind = "pair"
       hyper.default = checked(where, label, hyper, default)

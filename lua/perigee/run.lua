@@ -9,6 +9,7 @@ local core = require "perigee.core"
 local check = require "perigee.check"
 local checkpoints = require "perigee.checkpoints"
 local errors = require "perigee.errors"
+local keepers = require "perigee.keepers"
 local keys = require "perigee.keys"
 local profile = require "perigee.profile"
 local random = require "perigee.random"
@@ -121,6 +122,7 @@ function Run:assign(optimizer, parameters, schedule, decay_scale)
     optimizer = optimizer:core_optimizer(),
     hypers = optimizer:values(self.update, self.total),
     independent_decay = (decay_scale or optimizer.decay_scale) == "independent",
+    cautious = optimizer.cautious, max_norm = optimizer.clip or nil,
     parameters = parameters,
   })
   self.assignments[index] = { optimizer = optimizer, schedule = schedule, index = index,
@@ -129,19 +131,23 @@ function Run:assign(optimizer, parameters, schedule, decay_scale)
   return index
 end
 
--- run:set_optimizer: parameters keep the schedule of the entry that they had.
+-- run:set_optimizer: parameters keep the schedule of the entry that they had, and its scale of
+-- weight decay unless the optimizer states one.
 function Run:change_optimizer(names, optimizer)
   local order, groups = {}, {}
   for _, name in ipairs(names) do
-    local schedule = self.assignments[self.owner[name]].schedule or self.spec.schedule
-    if not groups[schedule] then
-      groups[schedule] = {}
-      order[#order + 1] = schedule
+    local index = self.owner[name]
+    if not groups[index] then
+      groups[index] = {}
+      order[#order + 1] = index
     end
-    table.insert(groups[schedule], self.by_name[name])
+    table.insert(groups[index], self.by_name[name])
   end
-  for _, schedule in ipairs(order) do
-    self:assign(optimizer, groups[schedule], schedule ~= self.spec.schedule and schedule or nil)
+  for _, index in ipairs(order) do
+    local before = self.assignments[index]
+    local kept = not optimizer.states_decay_scale
+      and (before.decay_scale or before.optimizer.decay_scale) or nil
+    self:assign(optimizer, groups[index], before.schedule, kept)
   end
 end
 
@@ -388,10 +394,12 @@ end
 
 function Run:save_checkpoint(keep_all)
   local started = core.clock()
-  local host = core.json.encode(state.collect(self))
+  local tensors, kept = keepers.collect(self)
+  local host = core.json.encode(state.collect(self, kept))
   if self.rank == 0 then errors.try(core.fs.make(self.out .. "/checkpoints")) end
   local path = checkpoints.path(self.out, self.update)
-  errors.try(self.core:save(path, { tokenizer = self.tokenizer_path, host_state = host }))
+  errors.try(self.core:save(path, { tokenizer = self.tokenizer_path, host_state = host,
+    tensors = tensors }))
   self.last_checkpoint, self.saved_update, self.save_requested = path, self.update, nil
   self.checkpoint_seconds = (self.checkpoint_seconds or 0) + core.clock() - started
   if not keep_all and self.rank == 0 then
@@ -522,6 +530,7 @@ function Run:release()
   if self.lock then core.fs.unlock(self.lock) end
   if self.console then self.console:clear() end
   if self.random then random.release(self.random) end
+  keepers.release(self)
   for _, panel in ipairs(self.panels or {}) do panel:close() end
   for _, name in ipairs { "tokenizer", "metrics", "core", "model", "comm", "ctx" } do
     if self[name] and not (name == "ctx" and self.borrowed) then self[name]:close() end

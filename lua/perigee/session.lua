@@ -8,6 +8,7 @@ local console = require "perigee.console"
 local data = require "perigee.data"
 local directory = require "perigee.directory"
 local errors = require "perigee.errors"
+local keepers = require "perigee.keepers"
 local open = require "perigee.open"
 local recipe = require "perigee.recipe"
 local runs = require "perigee.run"
@@ -236,6 +237,7 @@ local function continue_from(run, found, host, options)
     state.replay_changes(run, host)
     errors.try(run.core:load(found))
     state.restore(run, host)
+    keepers.resume(run, found, host.kept)
     run.last_checkpoint = found
   elseif run.spec.fork then
     load_fork(run, run.spec.fork)

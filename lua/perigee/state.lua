@@ -40,7 +40,8 @@ end
 -- The last step's values, so that hooks that run right after a resume see them.
 local last_values = { "loss", "grad_norm", "clip_factor", "scale", "batch_hash" }
 
-function state.collect(run)
+-- kept: states of the hooks' keepers.
+function state.collect(run, kept)
   local last = {}
   for _, name in ipairs(last_values) do last[name] = run[name] end
   local entries = {}
@@ -69,6 +70,7 @@ function state.collect(run)
   host.optimizer_changes = core.json.array(changes)
   host.pending_hooks = core.json.array(pending)
   host.line = core.json.array(entries)
+  host.kept = kept
   return host
 end
 

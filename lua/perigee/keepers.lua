@@ -1,0 +1,66 @@
+-- Actions of hooks that keep tensors of their own: an average of weights, slots of an optimizer.
+-- They look on: nothing of the run depends on them. Their tensors are part of a checkpoint
+-- (host.safetensors), so that a resume continues them exactly; a fork starts them anew.
+--
+-- A keeper has a name, prepare(run) (before update 1, or after a checkpoint was loaded), saved(run)
+-- -> plain state, list of { name, tensor }; restore(run, state, load) with load(name) -> tensor;
+-- tensors(run) -> { parameter's name = tensor }; forget(run).
+local core = require "perigee.core"
+local errors = require "perigee.errors"
+
+local keepers = {}
+
+local file = "/host.safetensors"
+
+-- Those of a run in hook order, once each.
+function keepers.of(run)
+  local list, seen, named = {}, {}, {}
+  for _, hook in ipairs(run.spec and run.spec.hooks or {}) do
+    local action = hook.action
+    if type(action) == "table" and action.is_keeper and not seen[action] then
+      seen[action] = true
+      if named[action.name] then
+        errors.at(action.where, "hooks: two of them keep tensors as %q: expected a name = … for "
+          .. "one", action.name)
+      end
+      named[action.name] = true
+      list[#list + 1] = action
+    end
+  end
+  return list
+end
+
+-- For a checkpoint: the tensors, and what goes into state.json.
+function keepers.collect(run)
+  local tensors, states = {}, {}
+  for _, keeper in ipairs(keepers.of(run)) do
+    local state, list = keeper:saved(run.handle)
+    states[keeper.name] = state
+    for _, item in ipairs(list) do
+      tensors[#tensors + 1] = { keeper.name .. "." .. item[1], item[2] }
+    end
+  end
+  return tensors, states
+end
+
+-- Note where a keeper that is prepared later finds its state.
+function keepers.resume(run, path, states)
+  run.kept_from = { path = path, states = states or {} }
+end
+
+-- Called by keepers: continue from the checkpoint that was loaded; false when it holds nothing.
+function keepers.continue(run, keeper)
+  local from = run.kept_from
+  local state = from and from.states[keeper.name]
+  if not state then return false end
+  keeper:restore(run.handle, state, function(name)
+    return errors.try(core.load_tensor(run.ctx, from.path .. file, keeper.name .. "." .. name))
+  end)
+  return true
+end
+
+function keepers.release(run)
+  for _, keeper in ipairs(keepers.of(run)) do keeper:forget(run.handle) end
+end
+
+return keepers
