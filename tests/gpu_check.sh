@@ -143,6 +143,7 @@ clean=(env -i "HOME=$work" "PATH=$work/fake:/usr/bin:/bin" PKG_CONFIG_LIBDIR=/no
   "PERIGEE_PYTHON=false" OMP_WAIT_POLICY=passive)
 cat >"$work/all.c" <<'C'
 #include <cblas.h>
+#include <histedit.h>
 #include <jansson.h>
 #include <lua.h>
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -154,6 +155,9 @@ int main(void) {
   char pcre2[32];
   pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
   float x[2] = {3, 4};
+  History *lines = history_init();
+  if (!lines) return 1;
+  history_end(lines);
   printf("%s %s %s %g %d %d\n", uv_version_string(), jansson_version_str(), pcre2,
          (double)cblas_snrm2(2, x, 1), EVP_MD_get_size(EVP_sha256()), (int)lua_version(NULL));
   return 0;
@@ -162,7 +166,7 @@ C
 compile() {
   "${clean[@]}" "PKG_CONFIG_PATH=$bundle/lib/pkgconfig" bash -c 'cc "$1/all.c" -o "$1/all" \
     -I"$2/include/openblas-openmp" $("$2/bin/pkg-config" --cflags --libs lua5.4 libuv libpcre2-8 \
-    jansson libcrypto) -L"$2/lib" -lopenblas -Wl,-rpath,"$2/lib",--disable-new-dtags' _ "$work" \
+    jansson libcrypto libedit) -L"$2/lib" -lopenblas -Wl,-rpath,"$2/lib",--disable-new-dtags' _ "$work" \
     "$bundle" >"$work/output" 2>&1 && "${clean[@]}" "$work/all" >"$work/output" 2>&1
 }
 check "bundle: compile and run" compile
