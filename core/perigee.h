@@ -18,6 +18,7 @@
 #include "model.h"
 #include "npy.h"
 #include "optimizer.h"
+#include "oracle.h"
 #include "profile.h"
 #include "random.h"
 #include "run.h"

@@ -239,6 +239,7 @@ void pgl_open_tokenizer(lua_State *L);
 void pgl_open_geometry(lua_State *L);
 void pgl_open_functional(lua_State *L);
 void pgl_open_rows(lua_State *L);
+void pgl_open_oracle(lua_State *L);
 void pgl_open_metrics(lua_State *L);
 void pgl_open_files(lua_State *L);
 void pgl_open_signals(lua_State *L);

@@ -1,0 +1,68 @@
+-- pg.geometry.oracle and its checker: what Lua adds to tests/unit/oracle_test.c.
+local support = require "bind_support"
+local core = support.core
+local pg = require "perigee"
+
+describe("pg.geometry.oracle", function()
+  local ctx
+  local g
+
+  before_each(function()
+    ctx = support.context()
+    g = core.tensor(ctx, { { 3, 0 }, { 0, 4 }, { 0, 0 }, { -3, -4 } })
+  end)
+  after_each(function()
+    g = nil
+    support.finish(ctx)
+    support.clean()
+  end)
+
+  it("brackets the optimum and shows its certificates", function()
+    local o = assert(pg.geometry.oracle(g))
+    local exact = math.sqrt(25 + 12 * math.sqrt(3)) -- Fermat's point
+    assert(o.lower <= exact and exact <= o.upper and o.gap <= 1e-6)
+    assert.equal(o.gap, (o.upper - o.lower) / o.upper)
+    assert.same({ lower = o.lower, upper = o.upper }, o.bracket)
+    assert.equal(6, o.rownorm) -- (3 + 4 + 5) / 2
+    assert.equal(6 / o.upper, o.rownorm_share.lower)
+    assert.same({ 4, 2 }, o.potential:shape())
+    assert.same({ 3, 2 }, o.flow.centres:shape())
+    assert.same({ 1, 2, 0, 3 }, o.flow.clusters:to_table())
+    assert.matches("^T%(G%) in %[6%.766.*RowNorm keeps 88%.67", tostring(o))
+    local gain = (g * o.potential):sum() / pg.geometry.diameter(o.potential).value
+    assert(math.abs(gain - o.lower) < 1e-6)
+  end)
+
+  it("is checked from the certificates alone", function()
+    local o = assert(pg.geometry.oracle(g))
+    local v = assert(pg.geometry.check_oracle(g, o))
+    assert(v.ok and v.lower_holds and v.upper_holds and v.diameter <= 1 and v.problem == nil)
+    assert(v.lower >= o.lower and v.upper <= o.upper)
+    o.lower = 7
+    v = assert(pg.geometry.check_oracle(g, o))
+    assert.same({ false, false, true }, { v.ok, v.lower_holds, v.upper_holds })
+    assert.matches("lower bound: 7 is claimed, the potential proves 6%.766.*%(0%.23. less%)",
+      tostring(v))
+    o.lower = 6
+    o.flow.weights = o.flow.weights * 0.9
+    v = assert(pg.geometry.check_oracle(g, o))
+    assert.same({ true, false }, { v.lower_holds, v.upper_holds })
+    assert.matches("upper bound: .* out of balance by .*, row", v.problem)
+  end)
+
+  it("takes its options, and refuses what it cannot use", function()
+    local rough = assert(pg.geometry.oracle(g, { gap = 0.5, seconds = 5 }))
+    assert(rough.gap <= 0.5 and rough.iterations == 1)
+    assert.has_error(function() pg.geometry.oracle(g, { gaps = 1 }) end)
+    assert.has_error(function() pg.geometry.oracle(g, { gap = 0 }) end)
+    assert.has_error(function() pg.geometry.oracle(g, { seconds = "1" }) end)
+    assert.has_error(function() pg.geometry.oracle {} end)
+    local other = core.zeros(ctx, 3, 2)
+    assert.has_error(function() pg.geometry.check_oracle(other, rough) end)
+    assert.has_error(function() pg.geometry.check_oracle(g, { lower = 0 }) end)
+    local bad = core.tensor(ctx, { { 1, 2 }, { 0 / 0, 1 } })
+    local ok, text, name = pg.geometry.oracle(bad)
+    assert.same({ nil, "ENONFINITE" }, { ok, name })
+    assert.matches("row 1, column 0", text)
+  end)
+end)

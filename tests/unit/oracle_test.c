@@ -1,0 +1,246 @@
+/* The oracle against values known in closed form, and its certificates against the checker, which
+ * must accept what the solver hands out and refuse what was tampered with. */
+#include "core/oracle.h"
+#include "core/internal.h"
+#include "core/random.h"
+#include "unit.h"
+
+static pg_context *ctx;
+
+static pg_tensor *upload(const float *x, int64_t rows, int64_t columns) {
+  pg_tensor *t = NULL;
+  CHECK(pg_tensor_new(ctx, PG_F32, 2, (int64_t[]){rows, columns}, &t) == 0, "%s",
+        pg_context_message(ctx));
+  CHECK(pg_tensor_write(t, x) == 0, "write");
+  return t;
+}
+
+/* The interval for x; the checker has to prove both ends. */
+static void solved(const char *what, const float *x, int64_t rows, int64_t columns, double gap,
+                   pg_oracle *o) {
+  pg_tensor *t = upload(x, rows, columns);
+  pg_oracle_verdict v;
+  CHECK(pg_oracle_solve(t, &(pg_oracle_options){.gap = gap}, o) == 0, "%s: %s", what,
+        pg_context_message(ctx));
+  CHECK(o->lower <= o->upper && o->upper - o->lower <= gap * o->upper, "%s: [%.12g, %.12g]", what,
+        o->lower, o->upper);
+  CHECK(pg_oracle_check(t, o, &v) == 0, "%s: %s", what, pg_context_message(ctx));
+  CHECK(v.lower_holds && v.upper_holds, "%s: %s", what, v.problem);
+  CHECK(v.diameter <= 1, "%s: diameter %.17g", what, v.diameter);
+  pg_tensor_free(t);
+}
+
+/* `want` is T of the values before they were rounded to fp32: T moves by no more than sum ||dg_i||,
+ * 2^-24 of sum ||g_i|| <= 2 T. */
+static void known(const char *what, const float *x, int64_t rows, int64_t columns, double want) {
+  pg_oracle o;
+  solved(what, x, rows, columns, 1e-6, &o);
+  CHECK(o.lower <= want * (1 + 2e-7) && o.upper >= want * (1 - 2e-7),
+        "%s: %.12g is not in [%.12g, %.12g]", what, want, o.lower, o.upper);
+  pg_oracle_free(&o);
+}
+
+TEST(known_values) {
+  known("two rows", (float[]){3, 4, -3, -4}, 2, 2, 5);
+  known("one column", (float[]){2, -1, -1}, 3, 1, 2);
+  known("Fermat's triangle", (float[]){3, 0, 0, 4, -3, -4}, 3, 2, 6.7664325675);
+  known("an angle of 120 degrees and more", (float[]){1, 0, .8f, .6f, -1.8f, -.6f}, 3, 2, 2);
+  known("a cross", (float[]){1, 0, -1, 0, 0, 1, 0, -1}, 4, 2, 2);
+  known("with rows of zeros", (float[]){0, 0, 3, 4, 0, 0, -3, -4, 0, 0}, 5, 2, 5);
+  known("far from centred", (float[]){1003, 1004, 997, 996}, 2, 2, 5);
+  known("tiny", (float[]){3e-36f, 4e-36f, -3e-36f, -4e-36f}, 2, 2, 5e-36);
+  known("huge", (float[]){3e36f, 4e36f, -3e36f, -4e36f}, 2, 2, 5e36);
+}
+
+/* A regular simplex of k + 1 rows of norm J_k = sqrt(k/(2(k+1))), which has unit edges: the best
+ * potential is the simplex itself, T = sum J^2 = k/2, and RowNorm keeps sqrt((k+1)/(2k)) of it. */
+TEST(simplices) {
+  static const struct {
+    int k;
+    double ratio;
+  } cases[] = {{2, .8660254}, {3, .8164966}, {16, .7288690}};
+  for (size_t c = 0; c < PG_COUNT(cases); c++)
+    for (int zeros = 0; zeros <= 5; zeros += 5) {
+      const int k = cases[c].k, rows = k + 1 + zeros, d = k + 1;
+      float x[22 * 17] = {0};
+      pg_oracle o;
+      for (int i = 0; i <= k; i++)
+        for (int j = 0; j < d; j++) x[i * d + j] = (float)(((i == j) - 1.0 / d) * sqrt(0.5));
+      solved("simplex", x, rows, d, 1e-6, &o);
+      CHECK_CLOSE(o.lower, k / 2.0, 2e-6);
+      CHECK_CLOSE(o.upper, k / 2.0, 2e-6);
+      CHECK_CLOSE(o.rownorm / o.upper, cases[c].ratio, 2e-6);
+      pg_oracle_free(&o);
+    }
+}
+
+/* Multiplicative updates with exponent 2 cycle on this one. */
+TEST(the_cycling_case) {
+  pg_oracle o;
+  solved("cycle", (float[]){10, 0, -9, 1, -1, -1}, 3, 2, 1e-6, &o);
+  pg_oracle_free(&o);
+}
+
+/* Without differences between rows, T = 0; the upper bound allows for the rounding of the centring,
+ * 4 * 2^-52 rows ||mean row||. */
+TEST(nothing_to_gain) {
+  static const struct {
+    const char *what;
+    float x[6];
+    int64_t rows;
+    double most;
+  } cases[] = {{"zero", {0}, 3, 0},
+               {"alike", {1, 2, 1, 2, 1, 2}, 3, 0x1p-50 * 3 * 2.2361},
+               {"one row", {1, 2}, 1, 0x1p-50 * 2.2361}};
+  for (size_t c = 0; c < PG_COUNT(cases); c++) {
+    pg_oracle o;
+    pg_oracle_verdict v;
+    pg_tensor *t = upload(cases[c].x, cases[c].rows, 2);
+    CHECK(pg_oracle_solve(t, NULL, &o) == 0, "%s", pg_context_message(ctx));
+    CHECK(o.lower == 0 && o.upper <= cases[c].most, "%s: [%g, %g]", cases[c].what, o.lower,
+          o.upper);
+    CHECK(pg_oracle_check(t, &o, &v) == 0 && v.lower_holds && v.upper_holds, "%s: %s",
+          cases[c].what, v.problem);
+    pg_oracle_free(&o);
+    pg_tensor_free(t);
+  }
+}
+
+TEST(bad_input) {
+  float x[6] = {0, 1, 2, NAN, 4, 5};
+  pg_oracle o;
+  pg_tensor *t = upload(x, 3, 2);
+  CHECK(pg_oracle_solve(t, NULL, &o) == PG_ENONFINITE, "NaN is refused");
+  CHECK(strstr(pg_context_message(ctx), "row 1, column 1"), "%s", pg_context_message(ctx));
+  pg_tensor_free(t);
+  t = NULL;
+  CHECK(pg_tensor_new(ctx, PG_F32, 1, (int64_t[]){4}, &t) == 0, "vector");
+  CHECK(pg_oracle_solve(t, NULL, &o) == PG_EINVAL, "a vector is refused");
+  pg_tensor_free(t);
+}
+
+/* Rows with norms like 1 / (i + 1) around a common direction, as a softmax head's: unseen tokens
+ * have nearly parallel gradients. */
+static float *clouded(int64_t rows, int64_t columns, bool skewed, uint64_t seed) {
+  float *x = malloc(sizeof *x * (size_t)(rows * columns));
+  pg_normals(seed, 1, 0, (size_t)(rows * columns), x);
+  if (skewed)
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < columns; j++)
+        x[i * columns + j] =
+            (j == 0 ? 1.f : x[i * columns + j] * (i < rows / 4 ? 1.f : .1f)) / (float)(i + 1);
+  return x;
+}
+
+static void refused(const pg_tensor *g, const pg_oracle *o, bool lower, const char *what) {
+  pg_oracle_verdict v;
+  CHECK(pg_oracle_check(g, o, &v) == 0, "%s: %s", what, pg_context_message(ctx));
+  CHECK(v.lower_holds == !lower && v.upper_holds == lower, "%s: lower %d upper %d: %s", what,
+        v.lower_holds, v.upper_holds, v.problem);
+  CHECK(strstr(v.problem, lower ? "lower bound" : "upper bound"), "%s: '%s'", what, v.problem);
+}
+
+TEST(certificates) {
+  static const struct {
+    int64_t rows, columns;
+    bool skewed;
+  } cases[] = {{32, 64, false}, {32, 64, true}, {40, 3, false}, {100, 12, true}};
+  for (size_t c = 0; c < PG_COUNT(cases); c++) {
+    const int64_t rows = cases[c].rows, d = cases[c].columns;
+    float *x = clouded(rows, d, cases[c].skewed, c);
+    pg_oracle o;
+    solved("cloud", x, rows, d, 1e-6, &o);
+    CHECK(o.rownorm <= o.upper && o.rownorm >= o.upper / sqrt(2), "RowNorm keeps %g",
+          o.rownorm / o.upper);
+    pg_tensor *g = upload(x, rows, d);
+    float *phi = malloc(sizeof *phi * (size_t)(rows * d));
+    memcpy(phi, o.potential, sizeof *phi * (size_t)(rows * d));
+    /* Each by more than the gap, so that the true bound no longer covers the claim. */
+    const pg_oracle sound = o;
+    o.lower *= 1 + 1e-5;
+    refused(g, &o, true, "a lower bound too high");
+    o = sound;
+    o.upper *= 1 - 1e-5;
+    refused(g, &o, false, "an upper bound too low");
+    o = sound;
+    o.potential[d + 1] += .25f;
+    refused(g, &o, true, "a row of the potential that was moved");
+    memcpy(o.potential, phi, sizeof *phi * (size_t)(rows * d));
+    for (int64_t k = 0; k < rows * d; k++) o.potential[k] *= 1.5f;
+    refused(g, &o, true, "a potential too wide");
+    memcpy(o.potential, phi, sizeof *phi * (size_t)(rows * d));
+    float kept = o.centres[d + 1];
+    o.centres[d + 1] += .01f;
+    refused(g, &o, false, "a flow out of balance");
+    o.centres[d + 1] = kept;
+    kept = o.weights[1];
+    o.weights[1] += 1;
+    refused(g, &o, false, "weights that are not symmetric");
+    o.weights[1] = kept;
+    o.cluster[0] = (int32_t)o.clusters;
+    refused(g, &o, false, "a cluster that does not exist");
+    o.cluster[0] = -1;
+    refused(g, &o, false, "a row without flow");
+    free(phi);
+    pg_oracle_free(&o);
+    pg_tensor_free(g);
+    free(x);
+  }
+}
+
+/* The bounds hold whenever it ends. */
+TEST(no_time) {
+  float *x = clouded(200, 16, true, 7);
+  pg_tensor *g = upload(x, 200, 16);
+  pg_oracle o;
+  pg_oracle_verdict v;
+  CHECK(pg_oracle_solve(g, &(pg_oracle_options){.seconds = 1e-9}, &o) == 0, "%s",
+        pg_context_message(ctx));
+  CHECK(o.upper > o.lower * (1 + 1e-4) && o.lower >= o.rownorm * (1 - 1e-6), "[%g, %g]", o.lower,
+        o.upper);
+  CHECK(pg_oracle_check(g, &o, &v) == 0 && v.lower_holds && v.upper_holds, "%s", v.problem);
+  pg_oracle_free(&o);
+  pg_context_cancel(ctx);
+  CHECK(pg_oracle_solve(g, NULL, &o) == PG_ECANCELED, "cancelled");
+  pg_context_resume(ctx);
+  pg_tensor_free(g);
+  free(x);
+}
+
+/* More rows than pairs can be held for: an interval by clusters of rows. */
+TEST(many_rows) {
+  const int64_t rows = 4000, d = 24;
+  float *x = clouded(rows, d, true, 11);
+  pg_tensor *g = upload(x, rows, d);
+  pg_oracle o;
+  pg_oracle_verdict v;
+  CHECK(pg_oracle_solve(g, &(pg_oracle_options){.gap = .05, .seconds = 20}, &o) == 0, "%s",
+        pg_context_message(ctx));
+  CHECK(o.lower >= o.rownorm * (1 - 1e-6) && o.upper <= o.rownorm * sqrt(2) * (1 + 1e-6),
+        "[%.9g, %.9g], RowNorm %.9g", o.lower, o.upper, o.rownorm);
+  CHECK(pg_oracle_check(g, &o, &v) == 0 && v.lower_holds && v.upper_holds, "%s", v.problem);
+  o.upper *= .9;
+  refused(g, &o, false, "an upper bound too low");
+  pg_oracle_free(&o);
+  pg_tensor_free(g);
+  free(x);
+}
+
+int main(void) {
+  char message[256];
+  if (pg_context_new(&(pg_context_options){.device = unit_device(), .threads = 2}, &ctx, message,
+                     sizeof message) < 0) {
+    printf("not ok context: %s\n", message);
+    return 1;
+  }
+  RUN(known_values);
+  RUN(simplices);
+  RUN(the_cycling_case);
+  RUN(nothing_to_gain);
+  RUN(bad_input);
+  RUN(certificates);
+  RUN(no_time);
+  RUN(many_rows);
+  pg_context_free(ctx);
+  return unit_report();
+}
