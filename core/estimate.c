@@ -33,6 +33,7 @@ static int assign(pg_run *run, const pg_run_entry *entry) {
                        p ? " has two optimizers: " : " does not exist", p ? p->name : "");
       goto fail;
     }
+    PG_TRY(pg__check_moments(ctx, entry->optimizer, p));
     a->parameters[a->count++] = p;
   }
   PG_TRY(pg__share_out(run, entry->optimizer, a->parameters, a->count));
@@ -137,7 +138,8 @@ int pg_run_estimate(pg_context *ctx, const pg_model_config *config, pg_dtype com
     PG_LAUNCH(ctx, workspace, &work, &with);
     most = pg__max(most, with - need.workspace);
   }
-  need.scratch = sizes.scratch * (int64_t)sizeof(float) + most + (int64_t)run->report_bytes +
+  need.scratch = (sizes.scratch + sizes.moment) * (int64_t)sizeof(float) + most +
+                 (int64_t)run->report_bytes +
                  parameters * (int64_t)sizeof(double) * (pg_comm_world(run->comm) > 1 ? 2 : 1);
 
   const int64_t parts[] = {need.weights,    need.copies,      need.gradients, need.slots,

@@ -108,6 +108,10 @@ int pg_slot_dims(const pg_slot *slot, int64_t rows, int64_t columns, int64_t sha
   case PG_SLOT_COLUMN: shape[0] = columns; return 1;
   case PG_SLOT_ROWS_SQUARE: shape[0] = shape[1] = rows; return 2;
   case PG_SLOT_COLUMNS_SQUARE: shape[0] = shape[1] = columns; return 2;
+  case PG_SLOT_ROWS_FACTOR: shape[0] = shape[1] = rows <= PG_FACTOR_LIMIT ? rows : 0; return 2;
+  case PG_SLOT_COLUMNS_FACTOR:
+    shape[0] = shape[1] = columns <= PG_FACTOR_LIMIT ? columns : 0;
+    return 2;
   case PG_SLOT_SCALAR: break;
   }
   return 0;
@@ -158,6 +162,48 @@ int pg__mean_direction(pg_context *ctx, double mu, bool nesterov, const float *g
   PG_LAUNCH(ctx, lerp, mean, pg__input_view(g, n), 1 - mu, 1, n);
   PG_LAUNCH(ctx, copy, x, nesterov ? g : m, (size_t)n * sizeof(float));
   if (nesterov) PG_LAUNCH(ctx, lerp, pg__matrix_view(x, n), mean, mu, 1, n);
+fail:
+  return status;
+}
+
+int pg__matmul(pg_context *ctx, const float *a, bool transpose_a, const float *b, bool transpose_b,
+               int64_t m, int64_t k, int64_t n, float *c) {
+  const pg_gemm g = {.transpose_a = transpose_a,
+                     .transpose_b = transpose_b,
+                     .m = m,
+                     .n = n,
+                     .k = k,
+                     .alpha = 1,
+                     .a = a,
+                     .b = b,
+                     .c = c,
+                     .lda = transpose_a ? m : k,
+                     .ldb = transpose_b ? k : n,
+                     .ldc = n};
+  int status;
+  PG_LAUNCH(ctx, gemm, &g);
+fail:
+  return status;
+}
+
+int pg__second_moment(pg_context *ctx, const float *g, int64_t rows, int64_t columns, bool of_rows,
+                      double beta, float *moment) {
+  const int64_t side = of_rows ? rows : columns;
+  const pg_gemm product = {.transpose_a = !of_rows,
+                           .transpose_b = of_rows,
+                           .m = side,
+                           .n = side,
+                           .k = of_rows ? columns : rows,
+                           .alpha = (float)(1 - beta),
+                           .beta = (float)beta,
+                           .a = g,
+                           .b = g,
+                           .c = moment,
+                           .lda = columns,
+                           .ldb = columns,
+                           .ldc = side};
+  int status;
+  PG_LAUNCH(ctx, gemm, &product);
 fail:
   return status;
 }

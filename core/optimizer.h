@@ -44,8 +44,12 @@ typedef enum pg_slot_shape {
   PG_SLOT_COLUMN,         /* [columns]: one number per column */
   PG_SLOT_ROWS_SQUARE,    /* [rows, rows] */
   PG_SLOT_COLUMNS_SQUARE, /* [columns, columns] */
-  PG_SLOT_SCALAR          /* [] */
+  PG_SLOT_SCALAR,         /* [] */
+  PG_SLOT_ROWS_FACTOR,    /* [rows, rows], or [0, 0] of more than PG_FACTOR_LIMIT rows */
+  PG_SLOT_COLUMNS_FACTOR  /* the same of columns */
 } pg_slot_shape;
+/* The largest side for which an optimizer keeps a factor that it decomposes. */
+#define PG_FACTOR_LIMIT 4096
 
 typedef struct pg_slot {
   const char *name;
@@ -72,9 +76,11 @@ typedef struct pg_increment_group {
   const float *const *gradients; /* [count], clipped */
   void *const *const *slots;     /* [count][slot] device memory */
   float *const *increments;      /* [count], to be written completely; with `apply` some are NULL */
-  const int64_t *updates;        /* [count], n: 1 at the first update */
-  const double *hypers;          /* values in the order of the descriptor's list */
-  double lr;                     /* peak lr x schedule scale, of this update */
+  const float *const
+      *moments;           /* [count] of [columns, columns], where the optimizer asks for them */
+  const int64_t *updates; /* [count], n: 1 at the first update */
+  const double *hypers;   /* values in the order of the descriptor's list */
+  double lr;              /* peak lr x schedule scale, of this update */
   struct pg_parameter *const *parameters; /* [count], for optimizers defined by the host */
   float *const *values;                   /* [count], the weights before this update */
   /* Only where the optimizer `applies`: values <- keep values + S, and the copies that there are
@@ -93,6 +99,9 @@ typedef struct pg_optimizer {
   size_t slot_count;
   pg_sharding sharding;
   bool applies; /* obeys the group's `apply` */
+  /* Needs the second moment of its parameters' inputs, the mean of x x^T over the positions of the
+   * optimizer batch. Runs measure that of the head, so that it is for heads alone. */
+  bool moments;
   /* NULL: parameters are frozen (no gradient, no slots, no share in the norm). `self` is the
    * descriptor's own data, below. */
   int (*increment)(const pg_increment_group *group, void *self);

@@ -122,7 +122,8 @@ static void drop_gradients(pg_run *run) {
   }
   pg_tensor_free(run->gradients);
   pg_tensor_free(run->scratch);
-  run->gradients = run->scratch = NULL;
+  pg_tensor_free(run->moment);
+  run->gradients = run->scratch = run->moment = NULL;
   pg__release(run->context, run->sums, run->sums_bytes);
   pg__release(run->context, run->local_sums, run->sums_bytes);
   run->sums = run->local_sums = NULL;
@@ -224,6 +225,13 @@ static void remove_from_assignment(pg_run *run, pg_parameter *p) {
     }
 }
 
+int pg__check_moments(pg_context *ctx, const pg_optimizer *o, const pg_parameter *p) {
+  if (!o->moments || p->role == PG_HEAD) return 0;
+  return pg_fail(ctx, PG_EINVAL,
+                 "%s is for the head alone, not for %s: only its inputs are measured", o->name,
+                 p->name);
+}
+
 int pg_run_assign(pg_run *run, const pg_optimizer *optimizer, const double hypers[PG_MAX_HYPERS],
                   bool independent_decay, pg_parameter *const *parameters, size_t count,
                   int *assignment) {
@@ -235,6 +243,7 @@ int pg_run_assign(pg_run *run, const pg_optimizer *optimizer, const double hyper
   const size_t loads_bytes = (size_t)pg_comm_world(run->comm) * sizeof *run->loads;
   int status;
   PG_TRY(pg_optimizer_check(ctx, optimizer, hypers));
+  for (size_t i = 0; i < count; i++) PG_TRY(pg__check_moments(ctx, optimizer, parameters[i]));
 
   a = calloc(1, sizeof *a);
   slots = calloc(count ? count : 1, sizeof *slots);
@@ -334,6 +343,8 @@ void pg__run_sizes(const pg_run *run, pg__run_elements *out) {
     const pg_parameter *p = pg_model_parameter(run->model, i);
     int64_t first, part = pg__part(run, p, pg_comm_rank(run->comm), &first);
     if (frozen(run, p)) continue;
+    if (p->role == PG_HEAD && (run->wants_moment || optimizer_of(run, p)->moments))
+      out->moment = p->columns * p->columns;
     out->gradients += pg__round_up(p->rows * p->columns, 64);
     if (kept(run, p))
       out->increments += p->rows * p->columns;
@@ -372,6 +383,10 @@ int pg__run_prepare(pg_run *run) {
       pg_tensor_free(p->increment);
       p->increment = NULL;
     }
+  }
+  if (sizes.moment) {
+    const int64_t d = pg_model_head(run->model)->columns;
+    PG_TRY(pg_tensor_new(ctx, PG_F32, 2, (int64_t[]){d, d}, &run->moment));
   }
   if (sizes.scratch) PG_TRY(pg_tensor_new(ctx, PG_F32, 1, &sizes.scratch, &run->scratch));
   run->sums_bytes = (count ? count : 1) * sizeof(double);

@@ -39,6 +39,8 @@ struct pg_run {
 
   bool prepared;        /* gradients and scratch fit the present assignments */
   pg_tensor *gradients; /* all gradients, contiguous in backward order */
+  bool wants_moment;    /* a trial needs `moment` */
+  pg_tensor *moment;    /* [d, d]: mean of h h^T over the batch, h the head's inputs; or NULL */
   pg_tensor *scratch;   /* increments not kept nor applied at once, a chunk at a time */
   double *sums;         /* device: one sum of squares per parameter with a gradient */
   size_t sums_bytes;
@@ -72,8 +74,11 @@ int pg__run_describe(pg_model *model, const pg_run_options *options, pg_run **ou
 /* Elements of fp32 that the present assignments need; of increments, `increments` are kept. */
 typedef struct pg__run_elements {
   int64_t gradients, increments, scratch;
+  int64_t moment;
 } pg__run_elements;
 void pg__run_sizes(const pg_run *run, pg__run_elements *out);
+/* PG_EINVAL when `o` needs moments that a run does not measure for p. */
+int pg__check_moments(pg_context *ctx, const pg_optimizer *o, const pg_parameter *p);
 /* Allocate gradients, increments and scratch for the present assignments. */
 int pg__run_prepare(pg_run *run);
 /* Largest number of increment elements computed at once, unless one parameter is larger. */

@@ -64,7 +64,8 @@ static int check(const pg_run *run, const pg_parameter *p, const pg_optimizer *o
   if (inherit && own != o)
     return pg_fail(ctx, PG_EINVAL, "a trial of '%s' cannot begin with the slots of '%s'", o->name,
                    own->name);
-  return pg_optimizer_check(ctx, o, hypers);
+  const int status = pg__check_moments(ctx, o, p);
+  return status < 0 ? status : pg_optimizer_check(ctx, o, hypers);
 }
 
 int pg_trial_new(pg_run *run, pg_parameter *p, const pg_optimizer *o,
@@ -79,6 +80,10 @@ int pg_trial_new(pg_run *run, pg_parameter *p, const pg_optimizer *o,
     goto fail;
   }
   t->run = run;
+  if (o->moments && !run->moment) {
+    run->wants_moment = true;
+    run->prepared = false; /* measured from the next gradients on */
+  }
   t->parameter = p;
   t->optimizer = o;
   memcpy(t->hypers, hypers, sizeof t->hypers);
@@ -105,6 +110,11 @@ int pg_trial_increment(pg_trial *t, double scale) {
     return pg_fail(t->run->context, PG_ESTATE, "a trial on %s: it has no gradient", p->name);
   for (size_t s = 0; s < t->optimizer->slot_count; s++) slots[s] = t->slots[s]->data;
   const float *gradient = p->gradient->data;
+  if (t->optimizer->moments && !t->run->moment)
+    return pg_fail(t->run->context, PG_ESTATE,
+                   "a trial of '%s': the head's inputs are measured from the next gradients on",
+                   t->optimizer->name);
+  const float *moment = t->run->moment ? t->run->moment->data : NULL;
   float *increment = t->increment->data, *value = p->value->data;
   const int64_t updates = t->updates + 1;
   const pg_increment_group group = {.context = t->run->context,
@@ -116,6 +126,7 @@ int pg_trial_increment(pg_trial *t, double scale) {
                                     .gradients = &gradient,
                                     .slots = &flat,
                                     .increments = &increment,
+                                    .moments = &moment,
                                     .updates = &updates,
                                     .hypers = t->hypers,
                                     .lr = lr < 0 ? 0 : t->hypers[lr] * scale,

@@ -115,11 +115,38 @@ static double per_token(const pg_run *run) {
   return 1.0 / ((double)run->sequences * (double)run->time);
 }
 
+/* Add this micro-batch to the second moment of the head's inputs. */
+static int add_moment(pg_run *run, const void *hidden, bool first) {
+  pg_context *ctx = run->context;
+  const pg_dtype type = pg_model_compute(run->model);
+  const int64_t d = pg_model_head(run->model)->columns;
+  const pg_gemm product = {.transpose_a = true,
+                           .m = d,
+                           .n = d,
+                           .k = run->micro * run->time,
+                           .alpha = (float)per_token(run),
+                           .beta = first ? 0 : 1,
+                           .a = hidden,
+                           .b = hidden,
+                           .c = run->moment->data,
+                           .lda = d,
+                           .ldb = d,
+                           .ldc = d,
+                           .type_a = type,
+                           .type_b = type,
+                           .type_c = PG_F32};
+  int status;
+  PG_LAUNCH(ctx, gemm, &product);
+fail:
+  return status;
+}
+
 /* Accumulate the micro-batches' gradients. Losses stay on the device: while one micro-batch is
  * computed the host queues the next, whose tokens travel meanwhile. */
 static int accumulate(pg_run *run) {
   pg_context *ctx = run->context;
   const int64_t rounds = run->rounds;
+  const void *hidden;
   int status, span = pg__enter(ctx, PG__PART_BY_OPERATION, "gradients", -1);
   PG_LAUNCH(ctx, zero, run->gradients->data,
             (size_t)pg_tensor_elements(run->gradients) * sizeof(float));
@@ -133,8 +160,9 @@ static int accumulate(pg_run *run) {
     status = pg_loader_next(run->loader, run->inputs, run->targets);
     pg__end(ctx);
     PG_TRY(status);
-    PG_TRY(
-        pg_model_forward(run->model, run->activations, run->inputs, run->micro, run->time, NULL));
+    PG_TRY(pg_model_forward(run->model, run->activations, run->inputs, run->micro, run->time,
+                            &hidden));
+    if (run->moment) PG_TRY(add_moment(run, hidden, m == 0));
     PG_TRY(pg__head_loss(run->model, run->activations, run->targets, per_token(run),
                          &run->report->losses[m]));
     if (run->local_sums && m + 1 == rounds) {
@@ -145,6 +173,8 @@ static int accumulate(pg_run *run) {
       PG_TRY(pg_model_backward(run->model, run->activations));
     }
   }
+  if (run->moment)
+    PG_TRY(pg_comm_sum(run->comm, ctx, run->moment->data, pg_tensor_elements(run->moment)));
   PG_TRY(pg_comm_finish(run->comm, ctx));
 fail:
   pg__leave(ctx, span);
@@ -254,6 +284,7 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
   pg_context *ctx = run->context;
   const pg_optimizer *o = a->optimizer;
   const float **gradients = calloc(count, sizeof *gradients);
+  const float **moments = calloc(count, sizeof *moments);
   float **increments = calloc(count, sizeof *increments), **values = calloc(count, sizeof *values);
   uint16_t **copies = calloc(count, sizeof *copies);
   int64_t *updates = calloc(count, sizeof *updates);
@@ -262,13 +293,14 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
   int64_t used = 0, first, rows = pg__part(run, parameters[0], pg_comm_rank(run->comm), &first);
   const int64_t columns = parameters[0]->columns, at = first * columns;
   int status;
-  if (!gradients || !increments || !values || !copies || !updates || !flat || !slots) {
+  if (!gradients || !moments || !increments || !values || !copies || !updates || !flat || !slots) {
     status = pg_fail(ctx, PG_ENOMEM, "out of memory for an update");
     goto fail;
   }
   for (size_t i = 0; i < count; i++) {
     pg_parameter *p = parameters[i];
     gradients[i] = (const float *)p->gradient->data + at;
+    moments[i] = run->moment ? run->moment->data : NULL;
     values[i] = (float *)p->value->data + at;
     copies[i] = p->copy ? (uint16_t *)p->copy->data + at : NULL;
     updates[i] = p->updates + 1;
@@ -296,6 +328,7 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
                               .gradients = gradients,
                               .slots = slots,
                               .increments = increments,
+                              .moments = moments,
                               .updates = updates,
                               .hypers = a->hypers,
                               .lr = lr,
@@ -316,6 +349,7 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
   status = 0;
 fail:
   free(gradients);
+  free(moments);
   free(increments);
   free(values);
   free(copies);

@@ -162,7 +162,8 @@ describe("the reference documents", function()
       end
     end
     documented("Optimizers", { "matrix", "row", "column", "rows_square", "columns_square",
-      "scalar", "weight_decay_scale", "lr", "independent", "help" })
+      "scalar", "rows_factor", "columns_factor", "weight_decay_scale", "cautious", "clip", "lr",
+      "independent", "help" })
   end)
 
   it("every field and method of a run, a parameter, w and h", function()

@@ -50,6 +50,9 @@ local heads = {
   budget = function()
     return pg.optim.rownorm { lr = 3e-3, diameter_budget = 6e-3, weight_decay = 1, clip = 0.01 }
   end,
+  shampoo = function() return pg.optim.shampoo { every = 3 } end,
+  soap = function() return pg.optim.soap { every = 3, one_sided = true } end,
+  kfac = function() return pg.optim.kfac { lr = 0.1, every = 3 } end,
   frozen = function() return pg.optim.frozen() end,
   mine = function() return mine { lr = 0.1 } end,
 }
@@ -148,7 +151,7 @@ end)
 
 describe("a resume", function()
   for _, head in ipairs { "rownorm", "projected", "adamw", "muon", "sgd", "equidistant", "greedy",
-    "budget", "lion", "signsgd",
+    "budget", "shampoo", "soap", "kfac", "lion", "signsgd",
     "scale", "rmnp", "sinkgd", "moga", "scion", "modula", "normuon", "lausu", "nuclear",
     "frozen", "mine" } do
     it("continues exactly with " .. head .. " on the head", function()

@@ -24,6 +24,8 @@ extern const size_t pg__optimizer_count;
   { name, PG_HYPER_BOOLEAN, {initial}, 0, 1, false, false, NULL, help }
 #define PG__COUNT_TO(name, initial, most, help)                                                    \
   { name, PG_HYPER_INTEGER, {initial}, 0, most, false, false, NULL, help }
+#define PG__COUNT_FROM_1(name, initial, help)                                                      \
+  { name, PG_HYPER_INTEGER, {initial}, 1, 1e9, false, false, NULL, help }
 #define PG__CHOICE(name, initial, last, choices, help)                                             \
   { name, PG_HYPER_CHOICE, {initial}, 0, last, false, false, choices, help }
 #define PG__LR(initial) PG__FROM_0("lr", initial, "peak learning rate")
@@ -66,6 +68,13 @@ int pg__each(const pg_increment_group *group, int64_t bytes, pg__one_fn *one);
 /* m <- mu m + (1-mu) g, then x <- (1-mu) g + mu m with `nesterov`, m without; n numbers. */
 int pg__mean_direction(pg_context *ctx, double mu, bool nesterov, const float *g, float *m,
                        int64_t n, float *x);
+
+/* c [m, n] = a b with a [m, k] and b [k, n], each of them given transposed if so. */
+int pg__matmul(pg_context *ctx, const float *a, bool transpose_a, const float *b, bool transpose_b,
+               int64_t m, int64_t k, int64_t n, float *c);
+/* moment <- beta moment + (1-beta) g g^T, or g^T g unless `of_rows`; g [rows, columns]. */
+int pg__second_moment(pg_context *ctx, const float *g, int64_t rows, int64_t columns, bool of_rows,
+                      double beta, float *moment);
 
 /* Rows, or with `by_column` columns, of x [group->rows, columns] over (norm op floor), where op is
  * PG_MAX or PG_ADD; of a part of the rows, the ranks add the squares of their columns' norms. A

@@ -19,6 +19,9 @@
   X(lausu)                                                                                         \
   X(equidistant)                                                                                   \
   X(greedy_radial)                                                                                 \
+  X(shampoo)                                                                                       \
+  X(soap)                                                                                          \
+  X(kfac)                                                                                          \
   X(frozen)
 
 #define PG_DECLARE(name) extern const pg_optimizer pg__##name##_optimizer;

@@ -159,8 +159,8 @@ static void push_hyper_description(lua_State *L, const pg_hyper *hyper) {
 }
 
 static void push_description(lua_State *L, const pg_optimizer *o) {
-  static const char *const shapes[] = {"matrix",         "row",   "column", "rows_square",
-                                       "columns_square", "scalar"};
+  static const char *const shapes[] = {"matrix",         "row",    "column",      "rows_square",
+                                       "columns_square", "scalar", "rows_factor", "columns_factor"};
   lua_createtable(L, 0, 5);
   pgl_set_string(L, "name", o->name);
   pgl_set_string(L, "help", o->help ? o->help : "");

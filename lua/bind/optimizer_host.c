@@ -38,8 +38,8 @@ static size_t push_sorted_keys(lua_State *L, int index, const char *what) {
 }
 
 static void read_slots(lua_State *L, int index, pgl_optimizer *p) {
-  static const char *const shapes[] = {"matrix",         "row",   "column", "rows_square",
-                                       "columns_square", "scalar"};
+  static const char *const shapes[] = {"matrix",         "row",    "column",      "rows_square",
+                                       "columns_square", "scalar", "rows_factor", "columns_factor"};
   if (lua_type(L, index) != LUA_TTABLE)
     luaL_error(L, "define_optimizer.slots: a table name -> shape expected, got %s",
                pgl_describe(L, index));
@@ -57,8 +57,8 @@ static void read_slots(lua_State *L, int index, pgl_optimizer *p) {
       shape = PG_COUNT(shapes);
     if (shape == PG_COUNT(shapes))
       luaL_error(L,
-                 "define_optimizer.slots.%s: matrix, row, column, rows_square, columns_square "
-                 "or scalar expected, got %s",
+                 "define_optimizer.slots.%s: matrix, row, column, rows_square, columns_square, "
+                 "scalar, rows_factor or columns_factor expected, got %s",
                  name, pgl_describe(L, -1));
     p->slots[i] = (pg_slot){copy_name(L, name), (pg_slot_shape)shape, PG_F32};
     p->own.slot_count = i + 1;

@@ -212,7 +212,8 @@ function optim.from_data(data)
   return build(descriptors[data.name], options)
 end
 
-local slot_shapes = { "matrix", "row", "column", "rows_square", "columns_square", "scalar" }
+local slot_shapes = { "matrix", "row", "column", "rows_square", "columns_square", "scalar",
+  "rows_factor", "columns_factor" }
 
 -- The descriptor of an optimizer in Lua: hyperparameter kinds come from the defaults.
 local function descriptor_of(spec, where)

@@ -164,7 +164,8 @@ TEST(one_rank) {
 TEST(every_optimizer) {
   const pg_optimizer *o;
   for (size_t i = 0; (o = pg_optimizer_at(i)); i++)
-    compare(&(setting){deep, PG_BF16, o->name, o->name, RECOMPUTE}, pg_comm_self());
+    compare(&(setting){deep, PG_BF16, o->name, o->moments ? "adamw" : o->name, RECOMPUTE},
+            pg_comm_self());
 }
 
 static void one_of_several(pg_comm *comm, void *self) {
@@ -184,7 +185,7 @@ TEST(several_ranks) {
       ranks_free(run_ranks(world, one_of_several, &settings[i]));
   const pg_optimizer *o;
   for (size_t i = 0; (o = pg_optimizer_at(i)); i++) {
-    setting s = {wide, PG_F32, o->name, o->name, SHARD};
+    setting s = {wide, PG_F32, o->name, o->moments ? "adamw" : o->name, SHARD};
     ranks_free(run_ranks(2, one_of_several, &s));
   }
 }

@@ -21,6 +21,7 @@ typedef struct job {
   size_t count;
   pg_tensor *g[MOST], *s[MOST], *w[MOST], *slots[MOST][PG_MAX_SLOTS];
   pg_tensor *copy[MOST]; /* of w in bf16 */
+  pg_tensor *moment;     /* [columns, columns] of all, the identity at first */
 } job;
 
 static inline pg_tensor *matrix(int64_t rows, int64_t columns) {
@@ -33,6 +34,14 @@ static inline pg_tensor *matrix(int64_t rows, int64_t columns) {
 static inline job job_new(const char *name, size_t count, int64_t rows, int64_t columns) {
   job j = {.o = pg_optimizer_find(name), .rows = rows, .columns = columns, .count = count};
   pg_optimizer_defaults(j.o, j.hypers);
+  j.moment = matrix(columns, columns);
+  for (int64_t i = 0; i < columns; i++) {
+    pg_tensor *one = NULL;
+    const float value = 1;
+    CHECK(pg_tensor_view(j.moment, i * columns + i, 0, NULL, NULL, &one) == 0, "view");
+    CHECK(pg_tensor_write(one, &value) == 0, "write");
+    pg_tensor_free(one);
+  }
   for (size_t i = 0; i < count; i++) {
     j.g[i] = matrix(rows, columns);
     j.s[i] = matrix(rows, columns);
@@ -48,6 +57,7 @@ static inline job job_new(const char *name, size_t count, int64_t rows, int64_t 
 }
 
 static inline void job_free(job *j) {
+  pg_tensor_free(j->moment);
   for (size_t i = 0; i < j->count; i++) {
     pg_tensor_free(j->g[i]);
     pg_tensor_free(j->s[i]);
@@ -69,13 +79,14 @@ static inline double get(const job *j, const char *name, int offset) {
 /* One update of all parameters at `lr`. `apply` also applies it, and then increments come into
  * being only where `keep`. */
 static inline void update(job *j, double lr, bool apply, bool keep) {
-  const float *g[MOST];
+  const float *g[MOST], *moments[MOST];
   float *s[MOST], *w[MOST];
   uint16_t *copies[MOST];
   void *memory[MOST][PG_MAX_SLOTS];
   void *const *slots[MOST];
   for (size_t i = 0; i < j->count; i++) {
     g[i] = j->g[i]->data;
+    moments[i] = j->moment->data;
     s[i] = keep ? j->s[i]->data : NULL;
     w[i] = j->w[i]->data;
     copies[i] = j->copy[i]->data;
@@ -91,6 +102,7 @@ static inline void update(job *j, double lr, bool apply, bool keep) {
                               .gradients = g,
                               .slots = slots,
                               .increments = s,
+                              .moments = moments,
                               .updates = j->updates,
                               .hypers = j->hypers,
                               .lr = lr,
