@@ -6,15 +6,52 @@
 
 /* While ctx->bytes stays, the peak can only come from what the backend holds. */
 void pg__note_peak(pg_context *ctx) {
-  ctx->peak_bytes = pg__max(ctx->peak_bytes, ctx->bytes + ctx->kernels->held(ctx->queue));
+  int64_t held = ctx->kernels->held(ctx->queue);
+  for (int i = 0; i < PG__SPARES; i++) held += (int64_t)ctx->spares[i].bytes;
+  ctx->peak_bytes = pg__max(ctx->peak_bytes, ctx->bytes + held);
+}
+
+/* Spare memory of exactly this size, or NULL. */
+static void *take_spare(pg_context *ctx, size_t bytes) {
+  for (int i = 0; i < PG__SPARES; i++) {
+    void *memory = ctx->spares[i].memory;
+    if (!memory || ctx->spares[i].bytes != bytes) continue;
+    ctx->spares[i] = (pg__spare){0};
+    return memory;
+  }
+  return NULL;
+}
+
+/* Keeps it in place of the oldest. */
+static void keep_spare(pg_context *ctx, void *memory, size_t bytes) {
+  void *oldest = ctx->spares[PG__SPARES - 1].memory;
+  if (oldest) ctx->kernels->release(ctx->queue, oldest);
+  for (int i = PG__SPARES - 1; i > 0; i--) ctx->spares[i] = ctx->spares[i - 1];
+  ctx->spares[0] = (pg__spare){memory, bytes};
+}
+
+void pg__drop_spares(pg_context *ctx) {
+  for (int i = 0; i < PG__SPARES; i++) {
+    if (ctx->spares[i].memory) ctx->kernels->release(ctx->queue, ctx->spares[i].memory);
+    ctx->spares[i] = (pg__spare){0};
+  }
 }
 
 int pg__alloc(pg_context *ctx, size_t bytes, const char *what, void **out) {
   int status = -1;
-  *out = NULL;
+  *out = take_spare(ctx, bytes);
+  if (*out) {
+    pg__note_peak(ctx);
+    ctx->bytes += (int64_t)bytes;
+    return 0;
+  }
   /* Half the address space is never there; beyond it the signed accounts would wrap. */
   if (bytes <= (size_t)INT64_MAX / 2)
     status = ctx->kernels->alloc(ctx->queue, bytes ? bytes : 1, out);
+  if (status == -1 && ctx->spares[0].memory && bytes <= (size_t)INT64_MAX / 2) {
+    pg__drop_spares(ctx);
+    status = ctx->kernels->alloc(ctx->queue, bytes ? bytes : 1, out);
+  }
   if (status < -1) return pg__kernel_status(ctx, status, "alloc");
   if (status < 0 || !*out) {
     *out = NULL;
@@ -36,7 +73,10 @@ int pg__alloc(pg_context *ctx, size_t bytes, const char *what, void **out) {
 void pg__release(pg_context *ctx, void *memory, size_t bytes) {
   if (!memory) return;
   pg__note_peak(ctx);
-  ctx->kernels->release(ctx->queue, memory);
+  if (ctx->keep_spares && bytes >= PG__SPARE_LEAST)
+    keep_spare(ctx, memory, bytes);
+  else
+    ctx->kernels->release(ctx->queue, memory);
   ctx->bytes -= (int64_t)bytes;
   assert(ctx->bytes >= 0);
 }

@@ -125,6 +125,7 @@ void pg_context_free(pg_context *ctx) {
   assert(ctx->live_tensors == 0 && "tensors outlive their context");
   assert(ctx->bytes == 0 && "device memory outlives its context");
   pg_profile_free(ctx->profile);
+  pg__drop_spares(ctx);
   ctx->kernels->queue_free(ctx->queue);
   free(ctx);
 }

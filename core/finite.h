@@ -9,5 +9,8 @@
 int pg__check_row_finite(const pg_tensor *t, int64_t row, const char *what);
 /* The same for all rows, lowest first. */
 int pg__check_finite(const pg_tensor *t, const char *what);
+/* One pass over t, contiguous fp32: *sure when its length times |factor| is an fp32 number, so that
+ * all elements times `factor` are finite. Otherwise some may not be. */
+int pg__surely_finite(const pg_tensor *t, double factor, bool *sure);
 
 #endif

@@ -3,6 +3,7 @@
 #include "finite.h"
 #include "geometry.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <time.h>
@@ -27,6 +28,21 @@ int pg__check_row_finite(const pg_tensor *t, int64_t row, const char *what) {
 fail:
   free(values);
   pg_tensor_free(view);
+  return status;
+}
+
+int pg__surely_finite(const pg_tensor *t, double factor, bool *sure) {
+  pg_context *ctx = t->context;
+  void *device = NULL;
+  double squares = 0; /* in fp64, where they cannot overflow */
+  int status;
+  *sure = false;
+  PG_TRY(pg__alloc(ctx, sizeof squares, "a sum", &device));
+  PG_LAUNCH(ctx, sum, t->data, pg_tensor_elements(t), true, device);
+  PG_LAUNCH(ctx, download, &squares, device, sizeof squares);
+  *sure = sqrt(squares) * fabs(factor) <= (double)FLT_MAX;
+fail:
+  if (device) pg__release(ctx, device, sizeof squares);
   return status;
 }
 

@@ -19,6 +19,15 @@ typedef struct pg__place {
 } pg__place;
 #define PG__PLACES 8
 
+/* Large memory that was given back, for the next of the same size: taking it from the system anew
+ * costs more than filling it. */
+typedef struct pg__spare {
+  void *memory;
+  size_t bytes;
+} pg__spare;
+#define PG__SPARES 2
+#define PG__SPARE_LEAST ((size_t)4 << 20)
+
 struct pg_context {
   const pg_kernels *kernels; /* the backend's table */
   pg_queue *queue;           /* the one queue all work of this context goes through */
@@ -27,7 +36,9 @@ struct pg_context {
   pg_profile *profile; /* NULL: nothing is recorded */
   int64_t update;      /* the one in progress, from 1; 0: none */
   pg__place places[PG__PLACES];
-  int depth;           /* of places */
+  int depth; /* of places */
+  pg__spare spares[PG__SPARES];
+  bool keep_spares;    /* while optimizers written in Lua make increments anew in every update */
   volatile int cancel; /* set asynchronously */
   char message[1024];
 };
@@ -39,6 +50,7 @@ struct pg_storage {
   int64_t references;
   bool lent;     /* the memory is someone else's */
   bool recalled; /* and its owner has taken it back: no kernel may see it */
+  void *scaled;  /* of the Lua binding: the tensor that stands for a multiple of this memory */
 };
 
 /* The kernel table of the CUDA plugin; NULL with a text in message[size] when there is none or it
@@ -50,6 +62,7 @@ bool pg__cuda_plugin(char *path, size_t size);
 /* Device memory with accounting; zero bytes give a valid pointer. PG_ENOMEM names `what`. */
 int pg__alloc(pg_context *ctx, size_t bytes, const char *what, void **out);
 void pg__release(pg_context *ctx, void *memory, size_t bytes);
+void pg__drop_spares(pg_context *ctx);
 /* Brings ctx->peak_bytes up to date, before ctx->bytes changes. */
 void pg__note_peak(pg_context *ctx);
 
@@ -57,6 +70,9 @@ void pg__note_peak(pg_context *ctx);
  * of system files: "" but in tests. */
 int64_t pg__host_memory(const char *root);
 
+/* pg_tensor_new without the zeros: for results that are written completely. */
+int pg__tensor_new_raw(pg_context *ctx, pg_dtype dtype, int ndim, const int64_t *shape,
+                       pg_tensor **out);
 /* A contiguous tensor over device memory of someone else. pg__tensor_recall frees it and marks what
  * views are left of it, in a host program's hands, as not to be used (NULL is legal). */
 int pg__tensor_lend(pg_context *ctx, void *data, pg_dtype dtype, int ndim, const int64_t *shape,

@@ -272,7 +272,8 @@ int pg_npy_read(pg_context *ctx, const char *path, pg_tensor **out) {
     goto fail;
   }
   for (int i = 0; i < r.ndim; i++) shape[i] = r.shape[r.fortran ? r.ndim - 1 - i : i];
-  PG_TRY(pg_tensor_new(ctx, pg__number_is_integer(r.type) ? PG_I32 : PG_F32, r.ndim, shape, &t));
+  PG_TRY(
+      pg__tensor_new_raw(ctx, pg__number_is_integer(r.type) ? PG_I32 : PG_F32, r.ndim, shape, &t));
   PG_TRY(read_elements(&r, fd, start, t));
   if (r.fortran && r.ndim > 1) PG_TRY(turn_around(&t));
   *out = t;

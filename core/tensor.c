@@ -72,8 +72,8 @@ static void release_storage(struct pg_storage *storage) {
   free(storage);
 }
 
-int pg_tensor_new(pg_context *ctx, pg_dtype dtype, int ndim, const int64_t *shape,
-                  pg_tensor **out) {
+int pg__tensor_new_raw(pg_context *ctx, pg_dtype dtype, int ndim, const int64_t *shape,
+                       pg_tensor **out) {
   int status;
   pg_tensor *t = NULL;
   struct pg_storage *storage = NULL;
@@ -117,7 +117,6 @@ int pg_tensor_new(pg_context *ctx, pg_dtype dtype, int ndim, const int64_t *shap
     t->stride[i] = stride;
     stride *= pg__max(shape[i], 1);
   }
-  if (bytes > 0) PG_LAUNCH(ctx, zero, t->data, (size_t)bytes);
   *out = t;
   return 0;
 
@@ -127,6 +126,19 @@ fail:
   else
     free(storage);
   free(t);
+  return status;
+}
+
+int pg_tensor_new(pg_context *ctx, pg_dtype dtype, int ndim, const int64_t *shape,
+                  pg_tensor **out) {
+  int status = pg__tensor_new_raw(ctx, dtype, ndim, shape, out);
+  if (status < 0) return status;
+  const int64_t bytes = pg_tensor_elements(*out) * (int64_t)pg_dtype_size(dtype);
+  if (bytes > 0) PG_LAUNCH(ctx, zero, (*out)->data, (size_t)bytes);
+  return 0;
+fail:
+  pg_tensor_free(*out);
+  *out = NULL;
   return status;
 }
 
@@ -413,7 +425,7 @@ fail:
 }
 
 int pg_tensor_clone(const pg_tensor *t, pg_tensor **out) {
-  int status = pg_tensor_new(t->context, t->dtype, t->ndim, t->shape, out);
+  int status = pg__tensor_new_raw(t->context, t->dtype, t->ndim, t->shape, out);
   if (status == 0 && (status = pg_tensor_copy(*out, t)) < 0) {
     pg_tensor_free(*out);
     *out = NULL;

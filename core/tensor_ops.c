@@ -93,7 +93,7 @@ static int prepare(const char *op, pg_context *ctx, int ndim, const int64_t *sha
                    pg_tensor **made) {
   char text_out[128], text_need[128];
   *made = NULL;
-  if (!out) return pg_tensor_new(ctx, PG_F32, ndim, shape, made);
+  if (!out) return pg__tensor_new_raw(ctx, PG_F32, ndim, shape, made);
   const int status = pg__tensor_check_f32(op, out);
   if (status < 0) return status;
   if (out->context != ctx)
@@ -259,7 +259,9 @@ int pg_tensor_reduce(const char *op, const pg_tensor *a, int axis, pg_tensor **r
                 op, (long long)each, 1 << 24);
     goto fail;
   }
-  PG_TRY(pg_tensor_new(ctx, PG_F32, axis < 0 ? 0 : 1, &results, &made));
+  /* Sums of nothing stay the zeros of a new tensor. */
+  PG_TRY((each > 0 ? pg__tensor_new_raw : pg_tensor_new)(ctx, PG_F32, axis < 0 ? 0 : 1, &results,
+                                                         &made));
   if (each > 0 && results > 0)
     PG_LAUNCH(ctx, reduce, (pg_reduce_op)code, stretch(a, rows, columns), rows, columns, axis,
               made->data);
@@ -317,7 +319,7 @@ int pg_tensor_matmul(const pg_tensor *a, const pg_tensor *b, pg_tensor **result)
   int64_t shape[2];
   if (a->ndim == 2) shape[ndim++] = m;
   if (b->ndim == 2) shape[ndim++] = n;
-  PG_TRY(pg_tensor_new(ctx, PG_F32, ndim, shape, &made));
+  PG_TRY((k > 0 ? pg__tensor_new_raw : pg_tensor_new)(ctx, PG_F32, ndim, shape, &made));
   if (m > 0 && n > 0 && k > 0) {
     pg_gemm g = {.m = m, .n = n, .k = k, .alpha = 1, .c = made->data, .ldc = n};
     if (!gemm_operand(stretch(a, m, k), m, k, &g.transpose_a, &g.lda)) {

@@ -81,8 +81,8 @@ int pg_tensor_sort(const pg_tensor *a, int64_t k, bool descending, pg_tensor **v
       goto fail;
     }
   }
-  PG_TRY(pg_tensor_new(ctx, PG_F32, a->ndim, shape, values));
-  PG_TRY(pg_tensor_new(ctx, PG_F32, a->ndim, shape, indices));
+  PG_TRY(pg__tensor_new_raw(ctx, PG_F32, a->ndim, shape, values));
+  PG_TRY(pg__tensor_new_raw(ctx, PG_F32, a->ndim, shape, indices));
   PG_TRY(pg_tensor_write(*values, to));
   PG_TRY(pg_tensor_write(*indices, at));
 fail:
@@ -117,13 +117,13 @@ int pg_tensor_gather_rows(const pg_tensor *a, const int32_t *rows, int64_t n, pg
       goto fail;
     }
   const int64_t columns = a->ndim == 2 ? a->shape[1] : 1, shape[2] = {n, columns};
-  PG_TRY(pg_tensor_new(ctx, PG_F32, a->ndim, shape, &made));
+  PG_TRY(pg__tensor_new_raw(ctx, PG_F32, a->ndim, shape, &made));
   if (n > 0 && columns > 0) {
     if (!pg_tensor_contiguous(a)) {
       PG_TRY(pg_tensor_clone(a, &clone));
       a = clone;
     }
-    PG_TRY(pg_tensor_new(ctx, PG_I32, 1, &n, &list));
+    PG_TRY(pg__tensor_new_raw(ctx, PG_I32, 1, &n, &list));
     PG_TRY(pg_tensor_write(list, rows));
     PG_LAUNCH(ctx, embedding_forward, PG_F32, list->data, n, a->data, columns, made->data);
   }
@@ -156,7 +156,7 @@ int pg_tensor_float(const pg_tensor *t, pg_tensor **result) {
     for (int64_t i = 0; i < n; i++) numbers[i] = (float)((const int32_t *)raw)[i];
   else
     pg__numbers_f32(t->dtype == PG_BF16 ? PG__BF16 : PG__F64, raw, n, numbers);
-  PG_TRY(pg_tensor_new(ctx, PG_F32, t->ndim, t->shape, result));
+  PG_TRY(pg__tensor_new_raw(ctx, PG_F32, t->ndim, t->shape, result));
   PG_TRY(pg_tensor_write(*result, numbers));
 fail:
   free(raw);

@@ -339,6 +339,99 @@ describe("tensors", function()
     assert.are.equal("tensor (closed)", tostring(t))
   end)
 
+  -- Large enough that t * number stands for its numbers until they are needed.
+  it("keep the value of a product whatever happens to its factor", function()
+    local x = core.zeros(ctx, 300, 250):normal_(0, 1, generator)
+    local list = x:to_table()
+    local function thrice(t)
+      local got, same = t:to_table(), true
+      for i, row in ipairs(list) do
+        for j, v in ipairs(row) do
+          same = same and got[i][j] == string.unpack("f", string.pack("f", 3 * v))
+        end
+      end
+      return same
+    end
+    local a = x * 3
+    assert.is_true(thrice(a))
+    local b, c = x:mul(3), x:row(1)
+    c:zero_()
+    assert.is_true(thrice(b))
+    x:row(1):copy_(core.tensor(ctx, list[1]))
+    local d = 3 * x
+    x:add_(1)
+    assert.is_true(thrice(d) and not thrice(x * 3))
+    x = core.tensor(ctx, list)
+    local e = x * 3
+    x:close()
+    assert.is_true(thrice(e))
+    local f = (a + 0) * 1 -- its factor is garbage at once
+    support.collect()
+    assert.is_true(thrice(f))
+    local y = a + 0
+    local unused = y * 2
+    unused:close()
+    assert.is_true(thrice(y))
+    local h = y * 2 * 2 * 0.25
+    y:zero_()
+    assert.is_true(thrice(h))
+    local last = core.zeros(ctx, 300, 250):fill_(2) * 0.5
+    assert.are.same({ 300, 250 }, last:shape())
+    support.collect()
+    assert.are.equal(1, last:min())
+  end)
+
+  it("make in Lua what the optimizer in C makes, also where products wait", function()
+    local function trained(optimizer, hypers, steps)
+      local model = assert(core.model(ctx, { layers = 0, width = 512, heads = 1, head_dim = 64,
+        vocab = 150, context = 16 }))
+      assert(model:init(5))
+      local run = assert(core.run(model, { data = support.golden, sequences = 2, micro = 2,
+        clip = 1.0, data_seed = 3 }))
+      run:assign { optimizer = core.optimizer "frozen", hypers = {},
+        parameters = support.by_role(model, "embedding") }
+      local head = support.by_role(model, "head")
+      run:assign { optimizer = optimizer, hypers = hypers, parameters = head }
+      local ok, e = pcall(function() for _ = 1, steps or 4 do assert(run:step()) end end)
+      local value, increment = head[1].value:clone(), head[1].increment:clone()
+      run:close()
+      model:close()
+      if not ok then error(e, 0) end
+      return value, increment
+    end
+    local function mine(finish)
+      return core.define_optimizer { name = "mine", slots = { momentum = "matrix" },
+        defaults = { lr = 1e-2, beta = 0.95, eps = 1e-8 },
+        increment = function(w, h)
+          local m = w.slots.momentum
+          m:lerp_(w.gradient, 1 - h.beta)
+          return finish(m:div_rows(m:row_norms() + h.eps * (1 - h.beta ^ w.updates)), h.lr)
+        end }
+    end
+    local hypers = { lr = 1e-2, beta = 0.95, eps = 1e-8, weight_decay = 0.1 }
+    local value, increment = trained(core.optimizer "rownorm", hypers)
+    local kept
+    for _, finish in ipairs {
+      function(d, lr) return d:mul(-lr) end,
+      function(d, lr) return -lr * d end,
+      function(d, lr) return d:mul_(-lr) end,
+      function(d, lr) kept = d * -lr; return kept end,
+      function(d, lr) local s = d:t() * -lr; return s:t() end,
+    } do
+      local v, s = trained(mine(finish), hypers)
+      assert.is_true(support.same_bits(value, v) and support.same_bits(increment, s))
+    end
+    assert.is_true(support.same_bits(increment, kept))
+    kept = nil
+    for _, factor in ipairs { 3e38, math.huge, 0 / 0 } do
+      assert.error_matches(function()
+        trained(mine(function(d) return (d * 100):add(0) * factor end), hypers)
+      end, "its increment: row %d+, column %d+ .* is %-?[in]")
+    end
+    -- Longer than fp32 holds, but no element is.
+    trained(mine(function(d) return d:fill_(1) * 1e38 end), hypers, 1)
+  end)
+
   it("give their memory back after 10^5 temporaries", function()
     local x, baseline = core.zeros(ctx, 32, 32):fill_(1), ctx:bytes()
     support.collect()

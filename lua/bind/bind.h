@@ -108,6 +108,8 @@ typedef struct pgl_tensor {
   pg_tensor *tensor;
   pgl_object *context; /* used */
   pgl_object *owner;   /* referenced: the model or run whose memory this shows; or NULL */
+  bool scaled;         /* stands for factor times ->tensor: see tensor_scaled.c */
+  double factor;
 } pgl_tensor;
 /* Push an empty tensor. Call pgl_tensor_bind before filling ->tensor. */
 pgl_tensor *pgl_push_tensor(lua_State *L);
@@ -116,9 +118,16 @@ void pgl_tensor_bind(pgl_tensor *t, pgl_object *context, pgl_object *owner);
  * run. */
 void pgl_tensor_made(lua_State *L, const pgl_tensor *t);
 /* Before and after Lua optimizers work in an update: see tensor.c. */
-void pgl_tensors_begin(void);
+void pgl_tensors_begin(pg_context *ctx);
 void pgl_tensors_end(lua_State *L, const pg_context *ctx);
 pgl_tensor *pgl_check_tensor(lua_State *L, int arg);
+/* The same without making the numbers of one that stands for a multiple: its ->tensor counts
+ * ->factor times. */
+pgl_tensor *pgl_check_multiple(lua_State *L, int arg);
+/* tensor_scaled.c. Make r, bound, stand for factor times t if that can wait; false when not. */
+bool pgl_scale_later(pgl_tensor *r, const pgl_tensor *t, double factor);
+void pgl_scale_now(lua_State *L, pgl_tensor *r);
+void pgl_scale_never(pgl_tensor *r);                /* r goes away */
 pgl_tensor *pgl_test_tensor(lua_State *L, int arg); /* NULL when it is something else */
 /* The list { {name, tensor}, ... } at `index`, in a userdata that is pushed and points into Lua's
  * values: nothing may run finalisers while it is in use. */

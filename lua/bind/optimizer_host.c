@@ -2,6 +2,7 @@
  * inside pg_run_step. That call is protected: an error becomes PG_EHOST, and run:step raises the
  * original error object again. */
 #include "../../core/finite.h"
+#include "../../core/optimizers/compose.h"
 #include "bind.h"
 #include <math.h>
 #include <stdlib.h>
@@ -164,6 +165,7 @@ int pgl_define_optimizer(lua_State *L) {
                           .hypers = p->hypers,
                           .slots = p->slots,
                           .sharding = PG_SHARD_WHOLE,
+                          .applies = true,
                           .increment = pgl_host_increment,
                           .scratch = host_scratch,
                           .self = p};
@@ -254,20 +256,28 @@ static void push_hypers(lua_State *L, const call *c) {
   pgl_set_number(L, "lr", c->group->lr);
 }
 
-/* Copy the returned tensor, which may be strided, into the group's increment. */
-static int take_increment(const call *c, const pg_tensor *t) {
+/* Bring `factor` times the returned tensor, which may be strided, to the group's target. */
+static int take_increment(const call *c, const pg_tensor *t, double factor) {
   pg_context *ctx = c->group->context;
-  const size_t bytes = sizeof(float) * (size_t)c->group->rows * (size_t)c->group->columns;
-  pg_tensor *flat = NULL;
+  const pg_target to = pg__target(c->group, c->index);
+  pg_tensor *flat = NULL, *scaled = NULL;
+  bool sure;
   int status;
   if (!pg_tensor_contiguous(t)) {
     PG_TRY(pg_tensor_clone(t, &flat));
     t = flat;
   }
-  PG_TRY(pg__check_finite(t, "its increment"));
-  PG_LAUNCH(ctx, copy, c->group->increments[c->index], t->data, bytes);
+  PG_TRY(pg__surely_finite(t, factor, &sure));
+  if (!sure && factor != 1) {
+    PG_TRY(pg_tensor_scalar("mul", t, factor, false, NULL, &scaled));
+    t = scaled;
+    factor = 1;
+  }
+  if (!sure) PG_TRY(pg__check_finite(t, "its increment"));
+  PG_LAUNCH(ctx, apply, factor, PG_F32, t->data, pg_tensor_elements(t), 1, &to);
 fail:
   pg_tensor_free(flat);
+  pg_tensor_free(scaled);
   return status;
 }
 
@@ -285,7 +295,7 @@ static int call_increment(lua_State *L) {
   if (!luaL_testudata(L, -1, PGL_TENSOR))
     return luaL_error(L, "optimizer '%s': increment returned %s, a tensor [%I, %I] is expected",
                       name, pgl_describe(L, -1), (LUAI_UACINT)rows, (LUAI_UACINT)columns);
-  const pgl_tensor *t = pgl_check_tensor(L, -1);
+  const pgl_tensor *t = pgl_check_multiple(L, -1);
   if (t->context != pgl_root(c->run))
     return luaL_error(L, "optimizer '%s': increment returned a tensor of another context", name);
   if (t->tensor->ndim != 2 || t->tensor->shape[0] != rows || t->tensor->shape[1] != columns ||
@@ -295,7 +305,7 @@ static int call_increment(lua_State *L) {
                       "expected",
                       name, pg_dtype_name(t->tensor->dtype), pgl_push_shape(L, t->tensor),
                       (LUAI_UACINT)rows, (LUAI_UACINT)columns);
-  if (take_increment(c, t->tensor) < 0)
+  if (take_increment(c, t->tensor, t->scaled ? t->factor : 1) < 0)
     return luaL_error(L, "optimizer '%s' for %s: %s", name, c->group->parameters[c->index]->name,
                       pg_context_message(c->group->context));
   return 0;
@@ -310,7 +320,7 @@ int pgl_host_increment(const pg_increment_group *group, void *self) {
                    "called by run:step",
                    optimizer->descriptor->name);
   lua_State *L = frame->L;
-  if (!frame->hosted) pgl_tensors_begin();
+  if (!frame->hosted) pgl_tensors_begin(group->context);
   frame->hosted = true;
   for (size_t i = 0; i < group->count; i++) {
     call c = {.group = group, .index = i, .optimizer = optimizer, .run = frame->run};

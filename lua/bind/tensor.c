@@ -25,6 +25,7 @@ void pgl_tensor_bind(pgl_tensor *t, pgl_object *context, pgl_object *owner) {
 
 static void tensor_release(pgl_tensor *t) {
   pgl_object *context = t->context, *owner = t->owner;
+  pgl_scale_never(t);
   pg_tensor_free(t->tensor);
   memset(t, 0, sizeof *t);
   if (owner) pgl_unwatch(owner);
@@ -49,21 +50,28 @@ void pgl_tensor_made(lua_State *L, const pgl_tensor *t) {
 /* Where allocating waits for the device, an update of Lua optimizers starts with the memory that
  * the one before had, so that it takes nothing new. Collecting costs the host some milliseconds,
  * during which the device works on what the update queued. */
-void pgl_tensors_begin(void) {
+void pgl_tensors_begin(pg_context *ctx) {
   pressure = 0;
+  ctx->keep_spares = strcmp(pg_context_device(ctx), "cpu") == 0;
 }
 void pgl_tensors_end(lua_State *L, const pg_context *ctx) {
   if (strcmp(pg_context_device(ctx), "cpu") != 0 && lua_gc(L, LUA_GCISRUNNING))
     lua_gc(L, LUA_GCCOLLECT);
 }
 
-pgl_tensor *pgl_check_tensor(lua_State *L, int arg) {
+pgl_tensor *pgl_check_multiple(lua_State *L, int arg) {
   pgl_tensor *t = luaL_checkudata(L, arg, PGL_TENSOR);
   if (!t->tensor) luaL_error(L, "this tensor is closed");
   if (t->tensor->storage->recalled)
     luaL_error(L, "this tensor was lent for one call of an optimizer, which is over");
   pgl_check_open(L, t->context, "tensor");
   if (t->owner) pgl_check_open(L, t->owner, "tensor");
+  return t;
+}
+
+pgl_tensor *pgl_check_tensor(lua_State *L, int arg) {
+  pgl_tensor *t = pgl_check_multiple(L, arg);
+  if (t->tensor->storage->scaled) pgl_scale_now(L, t->tensor->storage->scaled);
   return t;
 }
 

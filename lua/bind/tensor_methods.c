@@ -40,8 +40,9 @@ static int tensor_binary(lua_State *L) {
   pg_tensor *out = in_place ? a->tensor : NULL, **result = r ? &r->tensor : NULL;
   int status;
   if (reversed || lua_type(L, 2) == LUA_TNUMBER) {
-    status =
-        pg_tensor_scalar(op, a->tensor, lua_tonumber(L, reversed ? 1 : 2), reversed, out, result);
+    const double number = lua_tonumber(L, reversed ? 1 : 2);
+    if (r && strcmp(op, "mul") == 0 && pgl_scale_later(r, a, number)) return made(L, r, ctx, 0);
+    status = pg_tensor_scalar(op, a->tensor, number, reversed, out, result);
   } else {
     pgl_tensor *b = pgl_test_tensor(L, 2);
     if (!b)
