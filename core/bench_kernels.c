@@ -440,16 +440,40 @@ static int case_center_rows(pg__bench *b) {
   TIME(b, center_rows, x, b->sizes->config.vocab, width(b), y);
 }
 /* Rows of different lengths, like those of an increment. */
-static int case_diameter(pg__bench *b) {
+/* Rows of very different norms. */
+static int rows_of_all_lengths(pg__bench *b, pg_view *out) {
   const int64_t rows = b->sizes->config.vocab;
   const pg_view x = matrix(b, 1), lengths = {normal_floats(b, rows, 0.5), 1, 0};
-  pg_farthest found;
   int status = b->status;
   PG_TRY(status);
   PG_LAUNCH(b->context, unary, PG_EXP, lengths, rows, 1, lengths);
   PG_LAUNCH(b->context, binary, PG_MUL, x, lengths, rows, width(b), x);
+fail:
+  *out = x;
+  return status;
+}
+
+static int case_diameter(pg__bench *b) {
+  pg_farthest found;
+  pg_view x;
+  int status = rows_of_all_lengths(b, &x);
+  PG_TRY(status);
   while (pg__bench_next(b, &status))
-    PG_LAUNCH(b->context, diameter, x.data, rows, width(b), &b->context->cancel, &found);
+    PG_LAUNCH(b->context, diameter, x.data, b->sizes->config.vocab, width(b), &b->context->cancel,
+              &found);
+fail:
+  return status;
+}
+
+/* Of at most 4096 rows: it is a diagnostic on demand, and all pairs of a vocabulary take long. */
+static int case_separation(pg__bench *b) {
+  const int64_t rows = b->sizes->config.vocab < 4096 ? b->sizes->config.vocab : 4096;
+  pg_farthest found;
+  pg_view x;
+  int status = rows_of_all_lengths(b, &x);
+  PG_TRY(status);
+  while (pg__bench_next(b, &status))
+    PG_LAUNCH(b->context, separation, x.data, rows, width(b), &b->context->cancel, &found);
 fail:
   return status;
 }
@@ -498,5 +522,6 @@ const pg__bench_case pg__bench_cases[] = {
     {case_norm},
     {case_center_rows},
     {case_diameter},
+    {case_separation},
 };
 const size_t pg__bench_case_count = PG_COUNT(pg__bench_cases);

@@ -1,4 +1,4 @@
-/* Non-finite elements of a matrix, found without the core touching device memory. */
+/* Checks of a matrix that diagnostics make; the core touches no device memory. */
 #ifndef PG_FINITE_H
 #define PG_FINITE_H
 
@@ -12,5 +12,7 @@ int pg__check_finite(const pg_tensor *t, const char *what);
 /* One pass over t, contiguous fp32: *sure when its length times |factor| is an fp32 number, so that
  * all elements times `factor` are finite. Otherwise some may not be. */
 int pg__surely_finite(const pg_tensor *t, double factor, bool *sure);
+/* PG_EINVAL unless t is an fp32 matrix of at least `rows` rows and one column. */
+int pg__check_cloud(const pg_tensor *t, int64_t rows, const char *what);
 
 #endif

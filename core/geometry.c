@@ -71,6 +71,18 @@ fail:
   return status;
 }
 
+int pg__check_cloud(const pg_tensor *t, int64_t rows, const char *what) {
+  pg_context *ctx = t->context;
+  char shape[128];
+  if (t->dtype != PG_F32 || t->ndim != 2)
+    return pg_fail(ctx, PG_EINVAL, "%s: an F32 matrix expected, not %s %s", what,
+                   pg_dtype_name(t->dtype), pg__shape_text(t->ndim, t->shape, shape, sizeof shape));
+  if (t->shape[0] < rows || t->shape[1] < 1)
+    return pg_fail(ctx, PG_EINVAL, "%s: at least %lld rows and a column expected, the shape is %s",
+                   what, (long long)rows, pg__shape_text(t->ndim, t->shape, shape, sizeof shape));
+  return 0;
+}
+
 static double now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);

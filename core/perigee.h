@@ -21,6 +21,7 @@
 #include "oracle.h"
 #include "profile.h"
 #include "random.h"
+#include "rows.h"
 #include "run.h"
 #include "safetensors.h"
 #include "schedule.h"

@@ -223,6 +223,10 @@ static int cost_diameter(pg_queue *q, const float *x, int64_t rows, int64_t colu
                          const volatile int *cancel, pg_farthest *out) {
   return add(q, 4 * (double)rows * (double)columns, 2 * out->multiply_adds);
 }
+static int cost_separation(pg_queue *q, const float *x, int64_t rows, int64_t columns,
+                           const volatile int *cancel, pg_farthest *out) {
+  return cost_diameter(q, x, rows, columns, cancel, out);
+}
 
 const pg_kernels pg_cost_kernels = {.name = "cost",
 #define PG_KERNEL_ENTRY(op) .op = cost_##op,

@@ -284,6 +284,10 @@ typedef struct pg_farthest {
 } pg_farthest;
 typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t columns,
                            const volatile int *cancel, pg_farthest *out);
+/* The nearest pair in the same way: value = min ||x_i - x_j||, which may be 0. Without two rows
+ * there is no pair, -1 and -1. */
+typedef int pg_separation_fn(pg_queue *q, const float *x, int64_t rows, int64_t columns,
+                             const volatile int *cancel, pg_farthest *out);
 
 /* ---- the table ------------------------------------------------------------------------- */
 /* What an operation costs at least is in cost.c, in the same order; core/bench_kernels.c times it.
@@ -296,7 +300,7 @@ typedef int pg_diameter_fn(pg_queue *q, const float *x, int64_t rows, int64_t co
   X(qk_norm_rope_forward) X(qk_norm_rope_backward) X(attention_forward) X(attention_backward)      \
   X(attention_path) X(swiglu_forward) X(swiglu_backward) X(cross_entropy) X(row_range)             \
   X(sum) X(clip_factor) X(clip_apply) X(apply) X(adamw) X(rownorm) X(momentum) X(signs) X(convert) \
-  X(binary) X(scalar) X(unary) X(lerp) X(reduce) X(center_rows) X(diameter)
+  X(binary) X(scalar) X(unary) X(lerp) X(reduce) X(center_rows) X(diameter) X(separation)
 /* clang-format on */
 
 typedef struct pg_queue_options {

@@ -93,11 +93,72 @@ describe("pg.geometry", function()
     near(math.sqrt(0.5), pg.geometry.common_mode(tensor { { 1, 1 }, { 1, -1 } }).value, 1e-7)
   end)
 
+  it("finds the smallest separation, of all rows and of some", function()
+    local t = tensor { { 0, 0 }, { 3, 4 }, { 0, 1 }, { 0, -1 }, { 0.5, 1 }, { 3, 4 } }
+    local s = assert(pg.geometry.separation(t))
+    assert.same({ 0, 2, 6, 0 }, { s.value, s.rows[1], s.rows[2], s.rho })
+    s = assert(pg.geometry.separation(t, { 6, { row = 5 }, 1, 3 }))
+    assert.same({ 0.5, 3, 5, 5, 0.1 }, { s.value, s.rows[1], s.rows[2], s.diameter, s.rho })
+    s = assert(pg.geometry.separation(tensor { { 1, 2 }, { 1, 2 } }))
+    assert.same({ 0, 0, nil }, { s.value, s.diameter, s.rho })
+    assert.error_matches(function() pg.geometry.separation(t, { 1, 1 }) end, "is listed twice")
+    assert.error_matches(function() pg.geometry.separation(t, { 7, 1 }) end, "rows%[1%] = 7")
+    assert.error_matches(function() pg.geometry.separation(t, { 1 }) end, "at least 2 rows")
+  end)
+
+  it("encloses all rows in the smallest ball, with a certificate", function()
+    -- An equilateral triangle of side 1, a point inside, one on the circle through two of them.
+    local h = math.sqrt(3) / 2
+    local r = assert(pg.geometry.radius(tensor { { 0, 0 }, { 1, 0 }, { 0.5, h }, { 0.5, 0.3 } }))
+    near(1 / math.sqrt(3), r.value, 2e-6) -- the gap, and the sides' rounding to fp32
+    near(1 / math.sqrt(3), r.jung, 2e-6)
+    assert.equal(3, #r.support)
+    near(0.5, r.centre[1], 1e-5)
+    local values = cloud(90, 6, 7)
+    r = assert(pg.geometry.radius(tensor(values), { gap = 1e-9 }))
+    assert(r.bracket.upper - r.bracket.lower <= 1e-9 * r.bracket.upper)
+    -- The certificate, from its definition.
+    local upper, centre, lower = 0, { 0, 0, 0, 0, 0, 0 }, 0
+    for _, row in ipairs(values) do upper = math.max(upper, distance(row, r.centre)) end
+    for _, s in ipairs(r.support) do
+      for k = 1, 6 do centre[k] = centre[k] + s.weight * values[s.row][k] end
+    end
+    for _, s in ipairs(r.support) do
+      lower = lower + s.weight * distance(values[s.row], centre) ^ 2
+    end
+    assert(upper <= r.bracket.upper and math.sqrt(lower) >= r.bracket.lower)
+    near(upper, r.bracket.upper, 1e-11)
+    near(math.sqrt(lower), r.bracket.lower, 1e-11)
+    assert(r.jung >= 0.5 and r.jung <= math.sqrt(6 / 14)) -- Jung in 6 dimensions
+    local one = assert(pg.geometry.radius(tensor { { 3, 4 } }))
+    assert.same({ 0, nil }, { one.value, one.jung })
+  end)
+
+  it("reduces a matrix to its singular values", function()
+    local s = assert(pg.geometry.spectrum(tensor { { 3, 0 }, { 0, -4 }, { 0, 0 } }))
+    near(4, s.value, 1e-14)
+    near(3, s.values[2], 1e-14)
+    near(25 / 16, s.stable_rank, 1e-14)
+    near(4 / 3, s.condition, 1e-14)
+    local p, q = 3 / 7, 9 / 25
+    near(math.exp(-p * math.log(p) - (1 - p) * math.log(1 - p)), s.effective_rank, 1e-14)
+    near(math.exp(-q * math.log(q) - (1 - q) * math.log(1 - q)), s.effective_rank_squares, 1e-14)
+    s = assert(pg.geometry.spectrum(tensor { { 1, 2, 3, 4 } })) -- wider than high
+    near(math.sqrt(30), s.value, 1e-14)
+    assert.equal(1, #s.values)
+    s = assert(pg.geometry.spectrum(tensor { { 0, 0 }, { 0, 0 } }))
+    assert.same({ 0, 0, 0 }, { s.value, s.stable_rank, s.effective_rank })
+    s = assert(pg.geometry.spectrum(tensor { { 1, 1 }, { 1, 1 } }))
+    assert.is_nil(s.condition)
+    near(1, s.stable_rank, 1e-12)
+  end)
+
   it("refuses what is not finite with its place, and changes nothing", function()
     local values = cloud(40, 5)
     local t = tensor(values)
     for name, f in pairs { diameter = pg.geometry.diameter, common_mode = pg.geometry.common_mode,
-      row_norms = pg.geometry.row_norms,
+      row_norms = pg.geometry.row_norms, separation = pg.geometry.separation,
+      radius = pg.geometry.radius, spectrum = pg.geometry.spectrum,
       neighbours = function(x) return pg.geometry.neighbours(x, 1, 2) end } do
       assert(f(t))
       assert.same(values, t:to_table(), name)
@@ -113,10 +174,14 @@ describe("pg.geometry", function()
 
   it("agrees with the definition on a cloud", function()
     local values = cloud(60, 7)
-    local t, best = tensor(values), 0
+    local t, most, least = tensor(values), 0, math.huge
     for i = 1, 60 do
-      for j = 1, i - 1 do best = math.max(best, distance(values[i], values[j])) end
+      for j = 1, i - 1 do
+        local d = distance(values[i], values[j])
+        most, least = math.max(most, d), math.min(least, d)
+      end
     end
-    near(best, pg.geometry.diameter(t).value, 1e-15)
+    near(most, pg.geometry.diameter(t).value, 1e-15)
+    near(least, pg.geometry.separation(t).value, 1e-15)
   end)
 end)

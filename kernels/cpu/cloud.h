@@ -58,7 +58,10 @@ typedef struct pg_pair {
   int64_t first, second;
 } pg_pair;
 
-static inline bool pg_comes_before(pg_pair a, pg_pair b) {
+/* Whether a is to be preferred: the larger square for sign 1, the smaller one for -1, then the
+ * smaller pair. */
+static inline bool pg_pair_beats(pg_pair a, pg_pair b, double sign) {
+  if (a.square != b.square) return sign * a.square > sign * b.square;
   return a.first != b.first ? a.first < b.first : a.second < b.second;
 }
 
@@ -80,6 +83,14 @@ static inline pg_pair pg_cloud_evaluate(const pg_cloud *c, int64_t i, int64_t j)
     for (int l = 0; l < width; l++) lane[l] += lane[l + width];
   return (pg_pair){lane[0], i < j ? i : j, i < j ? j : i};
 }
+
+/* The best pair of all, at least as good as *best, which is a pair with its square or what every
+ * pair beats. sign 1: the farthest one, and pairs whose r_i + r_j shows that they are nearer than
+ * *best are left out; sign -1: the nearest one, the same with |r_i - r_j|. Rows are taken in tiles;
+ * candidates are evaluated and never stored, so that a cloud of near ties costs time, not memory.
+ * 0, or -1 with a text. *work: multiply-adds, added to. (pairs.c) */
+int PG_CPU(search_pairs)(pg_queue *q, const pg_cloud *c, double sign, const volatile int *cancel,
+                         pg_pair *best, double *work);
 
 /* out [m,n] = rows [i, i+m) of z times rows [j, j+n). */
 static inline void pg_cloud_products(const pg_cloud *c, int64_t i, int64_t m, int64_t j, int64_t n,

@@ -1,7 +1,8 @@
-/* The farthest pair of rows, exactly. The method, its error bound and the order of sums are those
- * of kernels/cpu/diameter.c: centred rows in fp32, sorted by norm and scaled by a power of two;
- * sweeps for a lower bound; tiles of squared distances in fp32 (plain multiply-adds, no TF32);
- * pairs within the error bound of the best are evaluated in fp64 on the original rows.
+/* The farthest and the nearest pair of rows, exactly. The method, its error bound and the order of
+ * sums are those of kernels/cpu/cloud.h, diameter.c and pairs.c: centred rows in fp32, sorted by
+ * norm and scaled by a power of two; sweeps for a lower bound; tiles of squared distances in fp32
+ * (plain multiply-adds, no TF32); pairs within the error bound of the best are evaluated in fp64 on
+ * the original rows.
  *
  * Tiles run in batches. A batch whose candidates do not fit is repeated in halves, and one tile
  * always fits, so a cloud of near ties costs time, not memory. The best of a batch raises the bar
@@ -28,7 +29,7 @@ struct ranked {
 struct cloud {
   const float *x;
   int64_t rows, d, depth; /* depth: d rounded up to whole slices of a tile */
-  double scale, reach; /* reach: max |x_i - mean| */
+  double scale, reach;    /* reach: max |x_i - mean| */
   void *memory;
   float *z, *n, *far;
   double *r, *square, *squares;
@@ -161,16 +162,18 @@ static int take_candidates(pg_queue *q, const cloud *c, int64_t count, best_pair
   best_pair mine;
   const dim3 eighths((unsigned)pg_blocks(count * 8, PG_CUDA_BLOCK));
   PG_CUDA_LAUNCH(q, evaluate, eighths, dim3(PG_CUDA_BLOCK), 0, c->x, c->d, c->order, c->candidates,
-                 count, c->squares, c->found);
+                 count, c->sign, c->squares, c->found);
   PG_CUDA_LAUNCH(q, choose_pair, dim3((unsigned)pg_blocks(count, PG_CUDA_BLOCK)),
-                 dim3(PG_CUDA_BLOCK), 0, c->order, c->rows, c->candidates, count, c->squares,
-                 c->found);
+                 dim3(PG_CUDA_BLOCK), 0, c->order, c->rows, c->candidates, count, c->sign,
+                 c->squares, c->found);
   if (pg_cuda_download(q, &found, c->found, sizeof found) < 0) return -1;
+  found.best = pg_key(found.best, c->sign);
   memcpy(&mine.square, &found.best, sizeof mine.square);
   mine.first = (int64_t)(found.pair / (unsigned long long)c->rows);
   mine.second = (int64_t)(found.pair % (unsigned long long)c->rows);
-  if (mine.square > best->square ||
-      (mine.square > 0 && mine.square == best->square &&
+  const double gain = (mine.square - best->square) * (double)c->sign;
+  if (gain > 0 ||
+      (gain == 0 && (c->sign < 0 || mine.square > 0) &&
        (mine.first != best->first ? mine.first < best->first : mine.second < best->second)))
     *best = mine;
   return 0;
@@ -216,17 +219,28 @@ struct walk {
   int64_t i, j;
 };
 
-/* Fills the batch with at most `limit` tiles that may hold a pair whose r_i + r_j reaches `bound`,
- * and moves on behind them. */
+/* How many first rows of a tile can matter, and so whether it does: those whose r_i + r_j reaches
+ * `bound`, or whose |r_i - r_j| does not exceed it. */
+static void trim(const cloud *c, double bound, pg_tile *t) {
+  const int64_t i_end = std::min(c->rows, (int64_t)t->i + PG_TILE);
+  if (c->sign > 0) {
+    t->m = count_reaching(c, t->i, bound - c->radius[t->j]);
+    t->n = count_reaching(c, t->j, bound - c->radius[t->i]);
+  } else {
+    t->n = count_reaching(c, t->j, c->radius[i_end - 1] - bound);
+    t->m = t->n ? (int)(i_end - t->i) : 0;
+  }
+}
+
+/* Fills the batch with at most `limit` tiles that may hold a pair, and moves on behind them. */
 static int64_t next_batch(const cloud *c, double bound, int64_t limit, walk *at) {
   int64_t count = 0;
   while (at->i < c->rows && count < limit) {
     pg_tile t = {(int)at->i, (int)at->j, 0, 0};
-    t.m = count_reaching(c, t.i, bound - c->radius[t.j]);
-    t.n = count_reaching(c, t.j, bound - c->radius[t.i]);
+    trim(c, bound, &t);
     if (t.m && t.n) c->batch[count++] = t;
     at->j += PG_TILE;
-    /* Rows get shorter: when nothing reaches the bound from here, nothing behind does. */
+    /* Rows get shorter: when nothing counts from here, nothing behind does. */
     if (at->j >= c->rows || !t.m || !t.n) at->i += PG_TILE, at->j = at->i;
   }
   return count;
@@ -240,8 +254,9 @@ static int search(pg_queue *q, const cloud *c, const volatile int *cancel, best_
   int64_t limit = most, count;
   walk at = {0, 0};
   for (;;) {
-    /* A relative margin of 1e-6 on r_i + r_j covers the rounding of z and r. */
-    const double bound = sqrt(best->square) * c->scale * (1 - 1e-6);
+    /* A margin of 1e-6 of what r_i + r_j reaches covers the rounding of z and r. */
+    const double reach = sqrt(best->square) * c->scale;
+    const double bound = c->sign > 0 ? reach * (1 - 1e-6) : reach + 2e-6 * c->radius[0];
     const walk begin = at;
     unsigned long long candidates;
     if (cancel && *cancel) return pg_cuda_refuse(q, "canceled");
@@ -250,8 +265,8 @@ static int search(pg_queue *q, const cloud *c, const volatile int *cancel, best_
     if (pg_cuda_upload(q, c->tiles, c->batch, (size_t)count * sizeof *c->batch) < 0) return -1;
     if (reset_found(q, c) < 0) return -1;
     PG_CUDA_LAUNCH(q, search_tiles, dim3((unsigned)count), dim3(PG_CUDA_BLOCK), 0, c->z, c->n, c->r,
-                   c->d, c->depth, c->tiles, best->square * unit, c->candidates, (int64_t)CAPACITY,
-                   c->found);
+                   c->d, c->depth, c->sign, c->tiles, best->square * unit * (double)c->sign,
+                   c->candidates, (int64_t)CAPACITY, c->found);
     for (int64_t t = 0; t < count; t++)
       *work += (double)c->batch[t].m * (double)c->batch[t].n * (double)c->d;
     if (pg_cuda_download(q, &candidates, &c->found->count, sizeof candidates) < 0) return -1;
@@ -265,15 +280,20 @@ static int search(pg_queue *q, const cloud *c, const volatile int *cancel, best_
   }
 }
 
-static int find_farthest(pg_queue *q, cloud *c, const volatile int *cancel, pg_farthest *result) {
+static int find_pair(pg_queue *q, cloud *c, const volatile int *cancel, pg_farthest *result) {
   best_pair best = {0, -1, -1};
   bool spread;
   if (set_up(q, c) < 0 || centre(q, c, &spread) < 0) return -1;
   result->radius = c->reach;
-  if (!spread) return 0;
-  if (c->rows > 2 * PG_TILE && sweep(q, c, &best, &result->multiply_adds) < 0) return -1;
+  if (!spread) {
+    if (c->sign < 0) result->first = 0, result->second = 1;
+    return 0;
+  }
+  if (c->sign < 0) best.square = INFINITY;
+  if (c->sign > 0 && c->rows > 2 * PG_TILE && sweep(q, c, &best, &result->multiply_adds) < 0)
+    return -1;
   if (search(q, c, cancel, &best, &result->multiply_adds) < 0) return -1;
-  if (best.square > 0) {
+  if (c->sign < 0 || best.square > 0) {
     result->value = sqrt(best.square);
     result->first = best.first;
     result->second = best.second;
@@ -281,8 +301,8 @@ static int find_farthest(pg_queue *q, cloud *c, const volatile int *cancel, pg_f
   return 0;
 }
 
-int pg_cuda_diameter(pg_queue *q, const float *x, int64_t rows, int64_t columns,
-                     const volatile int *cancel, pg_farthest *out) {
+static int extreme(pg_queue *q, float sign, const float *x, int64_t rows, int64_t columns,
+                   const volatile int *cancel, pg_farthest *out) {
   pg_farthest result = {0, -1, -1, -1, 0, 0};
   cloud c = {};
   int status = 0;
@@ -291,11 +311,23 @@ int pg_cuda_diameter(pg_queue *q, const float *x, int64_t rows, int64_t columns,
                           (long long)columns, INT_MAX);
   if (bad_row(q, x, rows, columns, &result.bad_row) < 0) return -1;
   if (result.bad_row < 0 && rows >= 2 && columns >= 1) {
-    c.x = x, c.rows = rows, c.d = columns;
+    c.x = x, c.rows = rows, c.d = columns, c.sign = sign;
     c.depth = depth_of(columns);
-    status = find_farthest(q, &c, cancel, &result);
+    status = find_pair(q, &c, cancel, &result);
     tear_down(q, &c);
+  } else if (result.bad_row < 0 && rows >= 2 && sign < 0) {
+    result.first = 0, result.second = 1;
   }
   if (status == 0) *out = result;
   return status;
+}
+
+int pg_cuda_diameter(pg_queue *q, const float *x, int64_t rows, int64_t columns,
+                     const volatile int *cancel, pg_farthest *out) {
+  return extreme(q, 1, x, rows, columns, cancel, out);
+}
+
+int pg_cuda_separation(pg_queue *q, const float *x, int64_t rows, int64_t columns,
+                       const volatile int *cancel, pg_farthest *out) {
+  return extreme(q, -1, x, rows, columns, cancel, out);
 }

@@ -20,9 +20,15 @@ struct pg_candidate {
 /* What a batch of tiles found: set to 0, 0, UINT64_MAX before. */
 struct pg_found {
   unsigned long long count; /* of candidates, also those that did not fit */
-  unsigned long long best;  /* bits of the largest squared distance: ordered like the numbers */
+  unsigned long long best;  /* pg_key of the best squared distance */
   unsigned long long pair;  /* first * rows + second of the smallest pair of original rows */
 };
+
+/* Ordered by the goodness of a squared distance: the larger one is better for sign 1, the smaller
+ * one for -1. Bits of numbers >= 0 are ordered like the numbers. */
+static __host__ __device__ inline unsigned long long pg_key(unsigned long long bits, float sign) {
+  return sign > 0 ? bits : ~bits;
+}
 
 /* The error bound of a squared distance computed in fp32: see kernels/cpu/diameter.c. Infinite when
  * it says nothing. */
@@ -126,12 +132,12 @@ static __global__ void next_seeds(const float *far, int64_t rows, int *seeds,
 }
 
 /* A tile of squared distances d2 = n_i + n_j - 2 z_i.z_j, products in fp32, and its candidates: the
- * pairs p < o whose distance, given the error bound, may reach the best of the tile and `bar`. A
- * thread holds rows 4 y + {0..3, 64..67} by columns 4 x + {0..3, 64..67}, y, x < 16. */
+ * pairs p < o whose key, sign d2, may reach the best of the tile and `bar`, given the error bound.
+ * A thread holds rows 4 y + {0..3, 64..67} by columns 4 x + {0..3, 64..67}, y, x < 16. */
 static __global__ void __launch_bounds__(PG_CUDA_BLOCK)
     search_tiles(const float *z, const float *n, const double *r, int64_t d, int64_t depth,
-                 const pg_tile *tiles, double bar, pg_candidate *candidates, int64_t capacity,
-                 pg_found *found) {
+                 float sign, const pg_tile *tiles, double bar, pg_candidate *candidates,
+                 int64_t capacity, pg_found *found) {
   __shared__ __align__(16) float left[PG_TILE_DEPTH][PG_TILE + 4];
   __shared__ __align__(16) float right[PG_TILE_DEPTH][PG_TILE + 4];
   __shared__ float tops[PG_WARP];
@@ -170,7 +176,7 @@ static __global__ void __launch_bounds__(PG_CUDA_BLOCK)
     for (int v = 0; v < 8; v++) {
       const int o = 4 * x + v % 4 + v / 4 * 64;
       const bool pair = p < t.m && o < t.n && t.i + p < t.j + o;
-      sum[u][v] = pair ? -2.0f * sum[u][v] + n[t.j + o] + n[t.i + p] : -INFINITY;
+      sum[u][v] = pair ? sign * (-2.0f * sum[u][v] + n[t.j + o] + n[t.i + p]) : -INFINITY;
       top = sum[u][v] > top ? sum[u][v] : top;
     }
   }
@@ -192,11 +198,11 @@ static __global__ void __launch_bounds__(PG_CUDA_BLOCK)
     }
 }
 
-/* squares[c] = |x_i - x_j|^2 in fp64 of candidate c's original rows, and its maximum. Eight lanes
- * take every eighth element and are added in halves, as on the CPU: the same bits. */
+/* squares[c] = |x_i - x_j|^2 in fp64 of candidate c's original rows, and the best of them. Eight
+ * lanes take every eighth element and are added in halves, as on the CPU: the same bits. */
 static __global__ void evaluate(const float *x, int64_t d, const int *order,
-                                const pg_candidate *candidates, int64_t count, double *squares,
-                                pg_found *found) {
+                                const pg_candidate *candidates, int64_t count, float sign,
+                                double *squares, pg_found *found) {
   const int64_t c = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 8;
   double sum = 0;
   if (c < count) {
@@ -210,15 +216,16 @@ static __global__ void evaluate(const float *x, int64_t d, const int *order,
   for (int step = 4; step; step /= 2) sum += __shfl_xor_sync(PG_FULL_MASK, sum, step);
   if (c >= count || threadIdx.x % 8) return;
   squares[c] = sum;
-  atomicMax(&found->best, (unsigned long long)__double_as_longlong(sum));
+  atomicMax(&found->best, pg_key((unsigned long long)__double_as_longlong(sum), sign));
 }
 
-/* The smallest of the pairs that reach the maximum. */
+/* The smallest of the pairs that reach the best. */
 static __global__ void choose_pair(const int *order, int64_t rows, const pg_candidate *candidates,
-                                   int64_t count, const double *squares, pg_found *found) {
+                                   int64_t count, float sign, const double *squares,
+                                   pg_found *found) {
   const int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
   if (c >= count) return;
-  if ((unsigned long long)__double_as_longlong(squares[c]) != found->best) return;
+  if (pg_key((unsigned long long)__double_as_longlong(squares[c]), sign) != found->best) return;
   const long long i = order[candidates[c].first], j = order[candidates[c].second];
   atomicMin(&found->pair, (unsigned long long)(min(i, j) * rows + max(i, j)));
 }

@@ -142,6 +142,8 @@ GUARD(center_rows, (pg_queue *q, const float *x, int64_t rows, int64_t columns, 
       q, x, rows, columns, y)
 GUARD(diameter, (pg_queue *q, const float *x, int64_t rows, int64_t columns,
       const volatile int *cancel, pg_farthest *out), q, x, rows, columns, cancel, out)
+GUARD(separation, (pg_queue *q, const float *x, int64_t rows, int64_t columns,
+      const volatile int *cancel, pg_farthest *out), q, x, rows, columns, cancel, out)
 /* clang-format on */
 
 static int guarded_context_new(const pg_context_options *options, pg_context **out, char *message,
