@@ -29,6 +29,7 @@ struct ranked {
 struct cloud {
   const float *x;
   int64_t rows, d, depth; /* depth: d rounded up to whole slices of a tile */
+  float sign;             /* 1: the farthest pair is sought, -1: the nearest */
   double scale, reach;    /* reach: max |x_i - mean| */
   void *memory;
   float *z, *n, *far;

@@ -1,41 +1,33 @@
-/* The farthest pair of rows against all pairs in fp64, on clouds made to break it: ties, near ties,
- * offsets, scales at both ends of fp32, duplicates, equal row norms. */
+/* The farthest and the nearest pair of rows against all pairs in fp64, on the clouds of clouds.h.
+ */
 #include "kernels_unit.h"
 
-/* The definition: the largest |x_i - x_j| evaluated in fp64 over all pairs. */
-static double brute_force(const float *x, int64_t rows, int64_t d, int64_t *first,
-                          int64_t *second) {
-  double best = 0;
-  *first = *second = -1;
-  for (int64_t i = 0; i < rows; i++)
-    for (int64_t j = i + 1; j < rows; j++) {
-      double lane[8] = {0};
-      for (int64_t l = 0; l < d; l++) {
-        double difference = (double)x[i * d + l] - (double)x[j * d + l];
-        lane[l % 8] += difference * difference;
-      }
-      double sum =
-          ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
-      if (sum > best) best = sum, *first = i, *second = j;
-    }
-  return sqrt(best);
+#define CLOUD_ROWS(n) (n)
+static void check(const char *name, const float *x, int64_t rows, int64_t d);
+#include "clouds.h"
+
+/* One search against its definition. */
+static void check_pair(const char *name, const pg_farthest *got, double want, const int64_t *pair) {
+  CHECK(got->bad_row == -1, "%s: bad row %lld", name, (long long)got->bad_row);
+  CHECK(got->value == want, "%s: %.17g, want %.17g", name, got->value, want);
+  CHECK(got->first == pair[0] && got->second == pair[1], "%s: pair %lld,%lld, want %lld,%lld", name,
+        (long long)got->first, (long long)got->second, (long long)pair[0], (long long)pair[1]);
 }
 
 static void check(const char *name, const float *x, int64_t rows, int64_t d) {
-  pg_farthest got = {NAN, -7, -7, -7, NAN, NAN}, again = {0};
-  int64_t first, second;
+  pg_farthest got = {NAN, -7, -7, -7, NAN, NAN}, again = got;
+  const cloud_extremes want = cloud_pairs(x, rows, d);
   int cancel = 0;
-  double want = brute_force(x, rows, d, &first, &second);
   KERNEL(diameter, x, rows, d, &cancel, &got);
-  CHECK(got.bad_row == -1, "%s: bad row %lld", name, (long long)got.bad_row);
-  CHECK(got.value == want, "%s [%lld,%lld]: %.17g, want %.17g", name, (long long)rows, (long long)d,
-        got.value, want);
-  CHECK(got.first == first && got.second == second, "%s: pair %lld,%lld, want %lld,%lld", name,
-        (long long)got.first, (long long)got.second, (long long)first, (long long)second);
+  check_pair(name, &got, want.most, want.far);
   /* fp64 over some hundred numbers */
-  CHECK(got.radius <= want * (1 + 1e-12) && want <= 2 * got.radius * (1 + 1e-12),
-        "%s: radius %.17g of the diameter %.17g", name, got.radius, want);
-  KERNEL(diameter, x, rows, d, &cancel, &again);
+  CHECK(got.radius <= want.most * (1 + 1e-12) && want.most <= 2 * got.radius * (1 + 1e-12),
+        "%s: radius %.17g of the diameter %.17g", name, got.radius, want.most);
+  KERNEL(diameter, x, rows, d, NULL, &again);
+  CHECK(memcmp(&got, &again, sizeof got) == 0, "%s: two runs differ", name);
+  KERNEL(separation, x, rows, d, &cancel, &got);
+  check_pair(name, &got, want.least, want.near);
+  KERNEL(separation, x, rows, d, NULL, &again);
   CHECK(memcmp(&got, &again, sizeof got) == 0, "%s: two runs differ", name);
 }
 
@@ -71,6 +63,9 @@ TEST(no_pair) {
     KERNEL(diameter, same, rows, 2, NULL, &f);
     CHECK(f.value == 0 && f.first == -1 && f.second == -1 && f.bad_row == -1, "%d rows: %g %d",
           rows, f.value, (int)f.first);
+    KERNEL(separation, same, rows, 2, NULL, &f); /* two rows are a pair, alike or not */
+    CHECK(f.value == 0 && f.first == (rows < 2 ? -1 : 0) && f.second == (rows < 2 ? -1 : 1),
+          "%d rows: %g %d %d", rows, f.value, (int)f.first, (int)f.second);
   }
   float zeros[700 * 3] = {0};
   KERNEL(diameter, zeros, 700, 3, NULL, &f);
@@ -85,6 +80,8 @@ TEST(refusals) {
   x[3] = 0;
   KERNEL(diameter, x, 3, 2, NULL, &f);
   CHECK(f.bad_row == 2, "bad row %d", (int)f.bad_row);
+  KERNEL(separation, x, 3, 2, NULL, &f);
+  CHECK(f.bad_row == 2 && f.first == -1, "bad row %d", (int)f.bad_row);
   x[4] = 3e38f; /* finite: differences overflow fp32, not fp64 */
   x[0] = -3e38f;
   KERNEL(diameter, x, 3, 2, NULL, &f);
@@ -92,184 +89,44 @@ TEST(refusals) {
   int cancel = 1;
   CHECK(k->diameter(q, x, 3, 2, &cancel, &f) == -1 && strstr(k->message(q), "cancel"), "%s",
         k->message(q));
+  CHECK(k->separation(q, x, 3, 2, &cancel, &f) == -1 && strstr(k->message(q), "cancel"), "%s",
+        k->message(q));
 }
 
-static float *random_cloud(int64_t rows, int64_t d) {
-  return unit_normals(rows * d, 1);
+/* What all pairs cost: tiles of 384 rows, those of the diagonal whole. */
+static double all_pairs(int64_t rows, int64_t d) {
+  double work = 0;
+  for (int64_t i = 0; i < rows; i += 384)
+    for (int64_t j = i; j < rows; j += 384)
+      work += fmin(384, (double)(rows - i)) * fmin(384, (double)(rows - j)) * (double)d;
+  return work;
 }
 
-TEST(random_clouds) {
-  unit_seed(61);
-  int64_t shapes[][2] = {{2, 1}, {3, 1}, {7, 5}, {385, 3}, {769, 18}, {1000, 64}, {1300, 2}};
-  for (int c = 0; c < 7; c++) {
-    float *x = random_cloud(shapes[c][0], shapes[c][1]);
-    check("normal", x, shapes[c][0], shapes[c][1]);
-    free(x);
-  }
-}
-
-/* All rows of norm one: row norms exclude nothing, and pairs are nearly opposite. */
-TEST(equal_norms) {
-  unit_seed(62);
-  for (int c = 0; c < 2; c++) {
-    int64_t rows = 900, d = c ? 3 : 40;
-    float *x = random_cloud(rows, d);
-    for (int64_t i = 0; i < rows; i++) {
-      double norm = 0;
-      for (int64_t j = 0; j < d; j++) norm += (double)x[i * d + j] * x[i * d + j];
-      for (int64_t j = 0; j < d; j++) x[i * d + j] = (float)(x[i * d + j] / sqrt(norm) * 1e-3);
-    }
-    check("unit rows", x, rows, d);
-    free(x);
-  }
-}
-
-/* Pairs of opposite rows, one of each a little shorter: thousands of nearly equal local maxima in
- * which farthest-point sweeps stop, and r_i + r_j excludes nothing. */
-TEST(opposite_rows) {
-  unit_seed(68);
-  for (int c = 0; c < 4; c++) {
-    int64_t rows = 1200, d = 3 + 5 * c;
-    float *x = random_cloud(rows, d);
-    for (int64_t i = 0; i < rows; i += 2) {
-      double norm = 0, shorter = 1 - (c ? 1e-4 : 3e-7) * unit_uniform();
-      for (int64_t j = 0; j < d; j++) norm += (double)x[i * d + j] * x[i * d + j];
-      for (int64_t j = 0; j < d; j++) {
-        x[i * d + j] = (float)(x[i * d + j] / sqrt(norm));
-        x[(i + 1) * d + j] = (float)(-shorter * x[i * d + j]);
-      }
-    }
-    check("opposite rows", x, rows, d);
-    free(x);
-  }
-}
-
-/* Orthonormal rows rounded to fp32: all distances are sqrt 2 within 1e-8, far below the rounding of
- * an fp32 product, so only the slack keeps the true pair among the candidates. */
-TEST(orthonormal_rows) {
-  unit_seed(69);
-  int64_t rows = 60, d = 203;
-  for (int c = 0; c < 8; c++) {
-    double *e = unit_doubles(rows * d);
-    float *x = unit_floats(rows * d);
-    for (int64_t i = 0; i < rows; i++) {
-      double *row = e + i * d, norm = 0;
-      for (int64_t j = 0; j < d; j++) row[j] = unit_normal();
-      for (int64_t o = 0; o < i; o++) {
-        double dot = 0;
-        for (int64_t j = 0; j < d; j++) dot += row[j] * e[o * d + j];
-        for (int64_t j = 0; j < d; j++) row[j] -= dot * e[o * d + j];
-      }
-      for (int64_t j = 0; j < d; j++) norm += row[j] * row[j];
-      for (int64_t j = 0; j < d; j++) row[j] /= sqrt(norm);
-      for (int64_t j = 0; j < d; j++) x[i * d + j] = (float)row[j];
-    }
-    check("orthonormal", x, rows, d);
-    free(e), free(x);
-  }
-}
-
-/* A common offset that is millions of times the spread: a product formula without centring has no
- * digits left. */
-TEST(offsets) {
-  unit_seed(63);
-  double offsets[] = {1, 1e3, 1e6};
-  for (int c = 0; c < 3; c++) {
-    int64_t rows = 700, d = 18;
-    float *x = random_cloud(rows, d);
-    for (int64_t i = 0; i < rows * d; i++)
-      x[i] = (float)(offsets[c] * (1 + (double)(i % d) / 7) + x[i]);
-    check("offset", x, rows, d);
-    free(x);
-  }
-  /* One coordinate is huge and common; the others decide at 1e-30 of it. */
-  float *x = random_cloud(600, 4);
-  for (int64_t i = 0; i < 600; i++) {
-    for (int64_t j = 0; j < 4; j++) x[i * 4 + j] *= 1e-30f;
-    x[i * 4 + 2] = 1.7e30f;
-  }
-  check("huge common coordinate", x, 600, 4);
-  free(x);
-}
-
-TEST(scales) {
-  unit_seed(64);
-  double scales[] = {1e-24, 1e-38, 3e-44, 1e30, 5e37};
-  for (int c = 0; c < 5; c++) {
-    int64_t rows = 600, d = 9;
-    float *x = random_cloud(rows, d);
-    for (int64_t i = 0; i < rows * d; i++) x[i] = (float)(x[i] * scales[c]);
-    check("scale", x, rows, d);
-    free(x);
-  }
-}
-
-/* Rows within rounding of one another: distances are a few units of the last place, and nearly all
- * pairs tie. */
-TEST(rounding_clouds) {
-  unit_seed(65);
-  int64_t rows = 600, d = 6;
-  float *x = unit_floats(rows * d);
-  for (int64_t i = 0; i < rows * d; i++) x[i] = 0.7f + (float)(int)(unit_uniform() * 3) * 0x1p-24f;
-  check("units of the last place", x, rows, d);
-  /* Almost a sphere: radii equal to one part in 10^7. */
-  for (int64_t i = 0; i < rows; i++) {
-    double angle = 6.283185307179586 * (double)i / (double)rows;
-    for (int64_t j = 0; j < d; j++) x[i * d + j] = 0;
-    x[i * d] = (float)cos(angle), x[i * d + 1] = (float)sin(angle);
-  }
-  check("circle", x, rows, d);
-  free(x);
-}
-
-/* The simplex: all pairs tie exactly, the smallest must win; then one row is longer by one unit of
- * the last place. */
-TEST(simplex) {
-  int64_t rows = 800, d = 800;
-  float *x = calloc((size_t)(rows * d), sizeof *x);
-  for (int64_t i = 0; i < rows; i++) x[i * d + i] = 1e-3f;
-  check("simplex", x, rows, d);
-  x[523 * d + 523] = nextafterf(1e-3f, 1);
-  check("simplex with a longer row", x, rows, d);
-  free(x);
-}
-
-TEST(duplicates_and_ties) {
-  unit_seed(66);
-  int64_t rows = 1200, d = 8;
-  float *x = random_cloud(rows, d);
-  /* Every row four times, scattered: sixteen pairs share the diameter. */
-  for (int64_t i = 300; i < rows; i++)
-    memcpy(x + i * d, x + (i * 7 % 300) * d, (size_t)d * sizeof *x);
-  check("duplicates", x, rows, d);
-  /* Two values only. */
-  for (int64_t i = 0; i < rows * d; i++) x[i] = i / d < 1000 ? 1 : 2;
-  check("two clusters", x, rows, d);
-  free(x);
-}
-
-/* Long tails: a few rows carry the diameter, so that row norms exclude nearly everything. */
-TEST(pruning_keeps_the_pair) {
-  unit_seed(67);
-  for (int c = 0; c < 20; c++) {
-    int64_t rows = 520 + 37 * c, d = 2 + c;
-    float *x = random_cloud(rows, d);
-    for (int64_t i = 0; i < rows; i++) {
-      double length = pow(unit_uniform(), -0.4);
-      for (int64_t j = 0; j < d; j++) x[i * d + j] = (float)(x[i * d + j] * length);
-    }
-    check("long tails", x, rows, d);
-    free(x);
-  }
+TEST(cost) {
+  unit_seed(70);
+  /* Four long rows leave nearly everything out. */
   int64_t rows = 4000, d = 16;
-  float *x = random_cloud(rows, d);
-  for (int64_t i = 0; i < rows * d; i++) x[i] *= i / d % 1000 == 77 ? 10 : 0.01f;
   pg_farthest f;
+  float *x = cloud_normal(rows, d);
+  for (int64_t i = 0; i < rows * d; i++) x[i] *= i / d % 1000 == 77 ? 10 : 0.01f;
   KERNEL(diameter, x, rows, d, NULL, &f);
-  /* Four long rows: the sweeps cost 32 rows d, the tiles next to nothing. */
-  CHECK(f.multiply_adds < 0.05 * (double)rows * (double)rows * (double)d / 2,
-        "%g multiply-adds: nothing was left out", f.multiply_adds);
+  CHECK(f.multiply_adds < 0.05 * all_pairs(rows, d), "%g multiply-adds: nothing was left out",
+        f.multiply_adds);
   free(x);
+  /* Unit rows: nothing can be left out, and trying costs at most one in a hundred. */
+  for (int c = 0; c < 3; c++) {
+    rows = c == 0 ? 700 : c == 1 ? 2500 : 6500;
+    d = 24;
+    x = cloud_normal(rows, d);
+    for (int64_t i = 0; i < rows; i++) {
+      const double norm = cloud_norm(x + i * d, d);
+      for (int64_t j = 0; j < d; j++) x[i * d + j] = (float)(x[i * d + j] / norm);
+    }
+    KERNEL(diameter, x, rows, d, NULL, &f);
+    CHECK(f.multiply_adds <= 1.01 * all_pairs(rows, d), "%lld rows: %.4f of all pairs",
+          (long long)rows, f.multiply_adds / all_pairs(rows, d));
+    free(x);
+  }
 }
 
 int main(void) {
@@ -277,16 +134,8 @@ int main(void) {
     RUN(published_values);
     RUN(no_pair);
     RUN(refusals);
-    RUN(random_clouds);
-    RUN(equal_norms);
-    RUN(opposite_rows);
-    RUN(orthonormal_rows);
-    RUN(offsets);
-    RUN(scales);
-    RUN(rounding_clouds);
-    RUN(simplex);
-    RUN(duplicates_and_ties);
-    RUN(pruning_keeps_the_pair);
+    RUN(cost);
+    RUN_CLOUDS();
   }
   return unit_kernels_report();
 }
