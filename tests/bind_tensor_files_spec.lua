@@ -61,6 +61,7 @@ describe("tensors in files", function()
     assert.are.equal("ENOENT", select(3, pg.load(folder .. "/none.npy", ctx)))
     assert.are.equal("ENOENT", select(3, a:save(folder .. "/none/x.npy")))
     assert.error_matches(function() a:save(folder .. "/x.txt") end, "ends in .npy or .safetensors")
+    assert.are.equal(1, select("#", pg.tensor({ 1 }, ctx))) -- what a prompt shows is the tensor alone
     local bad, message = pg.load(folder .. "/none.npy", ctx)
     assert.is_nil(bad)
     assert.matches("^ENOENT: .*none.npy", message)

@@ -59,7 +59,7 @@ end
 
 -- ---- constructors --------------------------------------------------------------------------
 
-local function made(...) return errors.try(...) end
+local function made(...) return (errors.try(...)) end
 
 -- Sizes, and at the end perhaps a place.
 local function sizes_and_place(label, ...)
@@ -183,11 +183,11 @@ function tensors.load(path, name, place)
   local kind = extension("pg.load path", path)
   if kind == "npy" then
     if place == nil then place = name end
-    return errors.try(core.load_npy(context_of("pg.load", place), path))
+    return made(core.load_npy(context_of("pg.load", place), path))
   end
   if name ~= nil and type(name) ~= "string" then name, place = nil, name end
   local ctx = context_of("pg.load", place)
-  if name then return errors.try(core.load_tensor(ctx, path, name)) end
+  if name then return made(core.load_tensor(ctx, path, name)) end
   local all = {}
   for _, entry in ipairs(errors.try(core.tensors(ctx, path))) do
     all[entry.name] = errors.try(core.load_tensor(ctx, path, entry.name))
@@ -203,7 +203,7 @@ local function save(t, path)
   else
     errors.try(core.save_tensor(t, partial))
   end
-  return errors.try(core.fs.rename(partial, path))
+  return made(core.fs.rename(partial, path))
 end
 
 function methods.save(t, path)
