@@ -155,13 +155,46 @@ fail:
   return status;
 }
 
-int pg__mean_direction(pg_context *ctx, double mu, bool nesterov, const float *g, float *m,
-                       int64_t n, float *x) {
-  const pg_view mean = pg__matrix_view(m, n);
+int pg__mean(const pg_increment_group *group, size_t i, double mu) {
+  pg_context *ctx = group->context;
+  const int64_t n = group->rows * group->columns;
   int status;
-  PG_LAUNCH(ctx, lerp, mean, pg__input_view(g, n), 1 - mu, 1, n);
-  PG_LAUNCH(ctx, copy, x, nesterov ? g : m, (size_t)n * sizeof(float));
+  PG_LAUNCH(ctx, lerp, pg__matrix_view(group->slots[i][0], n),
+            pg__input_view(group->gradients[i], n), 1 - mu, 1, n);
+fail:
+  return status;
+}
+
+int pg__mean_direction(const pg_increment_group *group, size_t i, double mu, bool nesterov,
+                       float *x) {
+  pg_context *ctx = group->context;
+  const int64_t n = group->rows * group->columns;
+  const pg_view mean = pg__matrix_view(group->slots[i][0], n);
+  const float *from = nesterov ? group->gradients[i] : mean.data;
+  int status;
+  PG_TRY(pg__mean(group, i, mu));
+  PG_LAUNCH(ctx, copy, x, from, (size_t)n * sizeof(float));
   if (nesterov) PG_LAUNCH(ctx, lerp, pg__matrix_view(x, n), mean, mu, 1, n);
+fail:
+  return status;
+}
+
+int pg__sum_direction(const pg_increment_group *group, size_t i, double mu, bool nesterov, float *x,
+                      float *norm) {
+  pg_context *ctx = group->context;
+  float *b = group->slots[i][0];
+  int status;
+  PG_LAUNCH(ctx, momentum, mu, nesterov, 1, &group->gradients[i], &b, group->rows * group->columns,
+            x, norm);
+fail:
+  return status;
+}
+
+int pg__deliver(const pg_increment_group *group, size_t i, double factor, const float *x) {
+  pg_context *ctx = group->context;
+  const pg_target to = pg__target(group, i);
+  int status;
+  PG_LAUNCH(ctx, apply, factor, PG_F32, x, group->rows * group->columns, 1, &to);
 fail:
   return status;
 }

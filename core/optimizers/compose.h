@@ -65,9 +65,16 @@ typedef int pg__one_fn(const pg_increment_group *group, size_t i, float *memory)
 /* `one` for each parameter of the group, all in the same `bytes` of scratch. */
 int pg__each(const pg_increment_group *group, int64_t bytes, pg__one_fn *one);
 
-/* m <- mu m + (1-mu) g, then x <- (1-mu) g + mu m with `nesterov`, m without; n numbers. */
-int pg__mean_direction(pg_context *ctx, double mu, bool nesterov, const float *g, float *m,
-                       int64_t n, float *x);
+/* Of parameter i, with M its first slot and X as large as that: M <- mu M + (1-mu) G; then also
+ * X <- (1-mu) G + mu M with `nesterov`, M without. */
+int pg__mean(const pg_increment_group *group, size_t i, double mu);
+int pg__mean_direction(const pg_increment_group *group, size_t i, double mu, bool nesterov,
+                       float *x);
+/* The same of sums: M <- mu M + G;  X <- G + mu M or M, and its length in *norm. */
+int pg__sum_direction(const pg_increment_group *group, size_t i, double mu, bool nesterov, float *x,
+                      float *norm);
+/* S of parameter i is `factor` x. */
+int pg__deliver(const pg_increment_group *group, size_t i, double factor, const float *x);
 
 /* c [m, n] = a b with a [m, k] and b [k, n], each of them given transposed if so. */
 int pg__matmul(pg_context *ctx, const float *a, bool transpose_a, const float *b, bool transpose_b,

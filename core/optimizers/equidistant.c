@@ -148,10 +148,8 @@ static int equidistant_one(const pg_increment_group *group, size_t i, float *mem
   float *length = product + chunk * columns, *kappa = length + rows, *a = kappa + rows;
   float *shrink = a + rows, *all = shrink + rows;
   const pg_view l = pg__per_row_view(length), r = pg__per_row_view(shrink);
-  const pg_target to = pg__target(group, i);
   int status;
-  PG_TRY(pg__mean_direction(ctx, h[BETA], false, group->gradients[i], group->slots[i][BUFFER],
-                            rows * columns, x));
+  PG_TRY(pg__mean_direction(group, i, h[BETA], false, x));
   PG_LAUNCH(ctx, reduce, PG_NORM, pg__matrix_view(x, columns), rows, columns, 1, length);
   PG_TRY(strengths(group, length, all, kappa));
   PG_LAUNCH(ctx, scalar, PG_ADD, l, fmax(offset, FLT_MIN), false, rows, 1, r);
@@ -163,7 +161,7 @@ static int equidistant_one(const pg_increment_group *group, size_t i, float *mem
     PG_TRY(spread(group, i, first, pg__min(chunk, rows - first), x + first * columns, codes,
                   product, kappa + first, a + first, shrink + first));
   PG_TRY(pg__center_rows(group, x, x));
-  PG_LAUNCH(ctx, apply, -group->lr, PG_F32, x, rows * columns, 1, &to);
+  PG_TRY(pg__deliver(group, i, -group->lr, x));
 fail:
   return status;
 }

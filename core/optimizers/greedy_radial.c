@@ -210,15 +210,13 @@ static int greedy_radial_one(const pg_increment_group *group, size_t i, float *m
   const int64_t rows = group->rows, columns = group->columns, block = block_rows(rows);
   const double offset =
       fmax(hyper[EPS] * pg__bias_correction(hyper[BETA], group->updates[i]), DBL_MIN);
-  const pg_target to = pg__target(group, i);
   pass p;
   plan h = {0};
   int status;
   divide(&p, memory, rows, columns);
   const pg_view x = pg__matrix_view(p.x, columns), length = pg__per_row_view(p.length);
   PG_TRY(plan_new(ctx, rows, &h));
-  PG_TRY(pg__mean_direction(ctx, hyper[BETA], false, group->gradients[i], group->slots[i][BUFFER],
-                            rows * columns, p.x));
+  PG_TRY(pg__mean_direction(group, i, hyper[BETA], false, p.x));
   PG_LAUNCH(ctx, reduce, PG_NORM, x, rows, columns, 1, p.length);
   PG_LAUNCH(ctx, download, h.length, p.length, (size_t)rows * sizeof(float));
   PG_LAUNCH(ctx, scalar, PG_MAX, length, FLT_MIN, false, rows, 1, length);
@@ -235,7 +233,7 @@ static int greedy_radial_one(const pg_increment_group *group, size_t i, float *m
   PG_LAUNCH(ctx, upload, p.length, h.length, (size_t)rows * sizeof(float));
   PG_LAUNCH(ctx, binary, PG_MUL, x, length, rows, columns, x);
   if (hyper[RESCALE] != 0) PG_TRY(pg__use_budget(group, 2, p.x));
-  PG_LAUNCH(ctx, apply, -group->lr, PG_F32, p.x, rows * columns, 1, &to);
+  PG_TRY(pg__deliver(group, i, -group->lr, p.x));
 fail:
   plan_free(&h);
   return status;

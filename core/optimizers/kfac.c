@@ -24,22 +24,20 @@ static int kfac_one(const pg_increment_group *group, size_t i, float *memory) {
   float *x = memory, *s = memory + m * d, *inverse = group->slots[i][INVERSE];
   const pg_view a = pg__matrix_view(group->slots[i][INPUTS], d);
   const pg_view all = pg__matrix_view(inverse, d);
-  const pg_target to = pg__target(group, i);
   int status;
   if (d > PG_FACTOR_LIMIT) {
     status =
         pg_fail(ctx, PG_EINVAL, "kfac for %lld columns: at most %d", (long long)d, PG_FACTOR_LIMIT);
     goto fail;
   }
-  PG_TRY(pg__mean_direction(ctx, h[BETA], false, group->gradients[i], group->slots[i][MOMENTUM],
-                            m * d, x));
+  PG_TRY(pg__mean_direction(group, i, h[BETA], false, x));
   PG_LAUNCH(ctx, lerp, a, pg__input_view(group->moments[i], d), 1 - h[BETA2], d, d);
   if ((n - 1) % (int64_t)h[EVERY] == 0) {
     PG_TRY(pg__inverse_power(ctx, a.data, d, 0, h[DAMPING], 1, inverse));
     PG_LAUNCH(ctx, scalar, PG_MUL, all, pg__bias_correction(h[BETA2], n), false, d, d, all);
   }
   PG_TRY(pg__matmul(ctx, x, false, inverse, false, m, d, d, s));
-  PG_LAUNCH(ctx, apply, -group->lr, PG_F32, s, m * d, 1, &to);
+  PG_TRY(pg__deliver(group, i, -group->lr, s));
 fail:
   return status;
 }

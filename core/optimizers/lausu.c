@@ -41,23 +41,20 @@ fail:
 }
 
 static int lausu_one(const pg_increment_group *group, size_t i, float *memory) {
-  pg_context *ctx = group->context;
   const double *h = group->hypers;
   const int64_t n = group->rows * group->columns;
   const bool center = h[CENTER] != 0;
   pg__polar c = pg__polar_in(memory, 1, group->rows, group->columns, PG_F32);
   float *given = memory + pg__polar_bytes(1, group->rows, group->columns) / (int64_t)sizeof(float);
-  const pg_target to = pg__target(group, i);
   int status;
-  PG_TRY(pg__mean_direction(ctx, h[BETA], false, group->gradients[i], group->slots[i][BUFFER], n,
-                            c.x));
+  PG_TRY(pg__mean_direction(group, i, h[BETA], false, c.x));
   if (center) PG_TRY(pg__center_rows(group, c.x, c.x));
   if (h[MAP] != MAP_RIGHT_POLAR)
     PG_TRY(pg__normalise(group, false, PG_ADD, h[EPS], c.x, given + n));
   if (h[MAP] == MAP_HYBRID && center) PG_TRY(pg__center_rows(group, c.x, c.x));
   if (h[MAP] != MAP_ROW) PG_TRY(scaled_polar(group, &c, given, given + n));
   if (center) PG_TRY(pg__center_rows(group, c.x, c.x));
-  PG_LAUNCH(ctx, apply, -group->lr, PG_F32, c.x, n, 1, &to);
+  PG_TRY(pg__deliver(group, i, -group->lr, c.x));
 fail:
   return status;
 }

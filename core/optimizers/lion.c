@@ -17,13 +17,12 @@ static int lion_one(const pg_increment_group *group, size_t i, float *memory) {
   const pg_view x = pg__matrix_view(memory, columns);
   const pg_view m = pg__matrix_view(group->slots[i][BUFFER], columns);
   const pg_view g = pg__input_view(group->gradients[i], columns);
-  const pg_target to = pg__target(group, i);
   int status;
   PG_LAUNCH(ctx, copy, memory, m.data, (size_t)n * sizeof(float));
   PG_LAUNCH(ctx, lerp, x, g, 1 - group->hypers[BETA1], rows, columns);
   PG_LAUNCH(ctx, unary, PG_SIGN, x, rows, columns, x);
-  PG_LAUNCH(ctx, apply, -group->lr, PG_F32, memory, n, 1, &to);
-  PG_LAUNCH(ctx, lerp, m, g, 1 - group->hypers[BETA2], rows, columns);
+  PG_TRY(pg__deliver(group, i, -group->lr, memory));
+  PG_TRY(pg__mean(group, i, group->hypers[BETA2]));
 fail:
   return status;
 }

@@ -19,21 +19,19 @@ static int64_t modula_scratch(const pg_increment_group *group) {
 static int modula_one(const pg_increment_group *group, size_t i, float *memory) {
   pg_context *ctx = group->context;
   const double *h = group->hypers;
-  const int64_t rows = group->rows, columns = group->columns, n = rows * columns;
+  const int64_t rows = group->rows, columns = group->columns;
   pg__polar c = pg__polar_in(memory, 1, rows, columns, PG_F32);
   float *norms = memory + pg__polar_bytes(1, rows, columns) / (int64_t)sizeof(float);
-  const pg_target to = pg__target(group, i);
   double factor = sqrt((double)columns);
   int status;
-  PG_TRY(pg__mean_direction(ctx, h[BETA], false, group->gradients[i], group->slots[i][BUFFER], n,
-                            c.x));
+  PG_TRY(pg__mean_direction(group, i, h[BETA], false, c.x));
   if (h[MAP] == MAP_LINEAR) {
     factor = sqrt((double)rows / (double)columns);
     PG_TRY(pg__polar_factor(ctx, &c, PG__MODULA, (int)h[STEPS], 0));
   } else {
     PG_TRY(pg__normalise(group, false, PG_MAX, FLT_MIN, c.x, norms));
   }
-  PG_LAUNCH(ctx, apply, -group->lr * h[TAU] * factor, PG_F32, c.x, n, 1, &to);
+  PG_TRY(pg__deliver(group, i, -group->lr * h[TAU] * factor, c.x));
 fail:
   return status;
 }

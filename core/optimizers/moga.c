@@ -39,10 +39,8 @@ static int moga_one(const pg_increment_group *group, size_t i, float *memory) {
   const pg_view x = pg__matrix_view(memory, columns), y = pg__matrix_view(memory + n, columns);
   const pg_view largest = pg__per_line_view(memory + 2 * n, by_column);
   const pg_view length = pg__per_line_view(memory + 2 * n + lines, by_column);
-  const pg_target to = pg__target(group, i);
   int status;
-  PG_LAUNCH(ctx, lerp, m, pg__input_view(group->gradients[i], columns), 1 - h[MOMENTUM], rows,
-            columns);
+  PG_TRY(pg__mean(group, i, h[MOMENTUM]));
   PG_LAUNCH(ctx, unary, PG_ABS, m, rows, columns, x);
   PG_LAUNCH(ctx, reduce, PG_RMAX, x, rows, columns, axis, largest.data);
   PG_LAUNCH(ctx, scalar, PG_MAX, largest, FLT_MIN, false, line_rows, line_columns, largest);
@@ -57,7 +55,7 @@ static int moga_one(const pg_increment_group *group, size_t i, float *memory) {
   PG_LAUNCH(ctx, binary, PG_DIV, x, length, rows, columns, x);
   PG_LAUNCH(ctx, unary, PG_SIGN, m, rows, columns, y);
   PG_LAUNCH(ctx, binary, PG_MUL, x, y, rows, columns, x);
-  PG_LAUNCH(ctx, apply, -group->lr * h[BASE] / width, PG_F32, memory, n, 1, &to);
+  PG_TRY(pg__deliver(group, i, -group->lr * h[BASE] / width, memory));
 fail:
   return status;
 }

@@ -86,8 +86,7 @@ static int directions(const pg_increment_group *group, float *const *buffers, in
               c->direction, c->norm);
   else
     for (int64_t i = 0; i < c->count; i++)
-      PG_TRY(pg__mean_direction(ctx, mu, nesterov, group->gradients[first + i], buffers[first + i],
-                                n, c->direction + i * n));
+      PG_TRY(pg__mean_direction(group, (size_t)(first + i), mu, nesterov, c->direction + i * n));
 fail:
   return status;
 }
@@ -149,16 +148,12 @@ static int muon_split_one(const pg_increment_group *group, size_t i, float *memo
   const bool nuclear = h[SCALE] == SCALE_NUCLEAR;
   pg__polar c = pg__polar_in(memory, heads, rows, columns, type);
   float *whole = memory + pg__polar_bytes(heads, rows, columns) / (int64_t)sizeof(float);
-  float *b = group->slots[i][BUFFER];
-  const pg_target to = pg__target(group, i);
   int status;
   c.count = heads;
   if (h[AVERAGE] == AVERAGE_SUM)
-    PG_LAUNCH(ctx, momentum, h[MOMENTUM], h[NESTEROV] != 0, 1, &group->gradients[i], &b, n, whole,
-              c.norm);
+    PG_TRY(pg__sum_direction(group, i, h[MOMENTUM], h[NESTEROV] != 0, whole, c.norm));
   else
-    PG_TRY(
-        pg__mean_direction(ctx, h[MOMENTUM], h[NESTEROV] != 0, group->gradients[i], b, n, whole));
+    PG_TRY(pg__mean_direction(group, i, h[MOMENTUM], h[NESTEROV] != 0, whole));
   for (int64_t k = 0; k < heads; k++) PG_TRY(move_block(group, whole, c.direction, k, false));
   PG_TRY(pg__polar_factor(ctx, &c, (pg__coefficients)h[COEFFICIENTS], (int)h[STEPS], h[EPS]));
   if (nuclear) {
@@ -171,7 +166,7 @@ static int muon_split_one(const pg_increment_group *group, size_t i, float *memo
   if (type != PG_F32) PG_LAUNCH(ctx, convert, type, c.x, PG_F32, c.direction, n);
   for (int64_t k = 0; k < heads; k++)
     PG_TRY(move_block(group, whole, type == PG_F32 ? (float *)c.x : c.direction, k, true));
-  PG_LAUNCH(ctx, apply, -group->lr * scale, PG_F32, whole, n, 1, &to);
+  PG_TRY(pg__deliver(group, i, -group->lr * scale, whole));
 fail:
   return status;
 }

@@ -20,16 +20,14 @@ static int64_t normuon_scratch(const pg_increment_group *group) {
 static int normuon_one(const pg_increment_group *group, size_t i, float *memory) {
   pg_context *ctx = group->context;
   const double *h = group->hypers;
-  const int64_t rows = group->rows, columns = group->columns, n = rows * columns;
+  const int64_t rows = group->rows, columns = group->columns;
   const double shape = fmax(1, (double)rows / (double)columns);
   float *extra = memory + pg__polar_bytes(1, rows, columns) / (int64_t)sizeof(float);
   const pg_view q = pg__per_row_view(extra), v = pg__per_row_view(group->slots[i][SECOND]);
   const pg_view before = {extra + rows, 0, 0}, after = {extra + rows + 1, 0, 0};
   pg__polar c = pg__polar_in(memory, 1, rows, columns, PG_F32);
-  const pg_target to = pg__target(group, i);
   int status;
-  PG_TRY(pg__mean_direction(ctx, h[MOMENTUM], true, group->gradients[i], group->slots[i][BUFFER], n,
-                            c.direction));
+  PG_TRY(pg__mean_direction(group, i, h[MOMENTUM], true, c.direction));
   PG_TRY(pg__polar_factor(ctx, &c, PG__QUINTIC, (int)h[STEPS], h[EPS]));
   const pg_view x = pg__matrix_view(c.x, columns);
   PG_LAUNCH(ctx, reduce, PG_NORM, x, rows, columns, -1, before.data);
@@ -44,7 +42,7 @@ static int normuon_one(const pg_increment_group *group, size_t i, float *memory)
   PG_LAUNCH(ctx, scalar, PG_ADD, after, LEAST, false, 1, 1, after);
   PG_LAUNCH(ctx, binary, PG_DIV, before, after, 1, 1, before);
   PG_LAUNCH(ctx, binary, PG_MUL, x, before, rows, columns, x);
-  PG_LAUNCH(ctx, apply, -group->lr * sqrt(shape), PG_F32, c.x, n, 1, &to);
+  PG_TRY(pg__deliver(group, i, -group->lr * sqrt(shape), c.x));
 fail:
   return status;
 }

@@ -14,17 +14,13 @@ static int64_t rmnp_scratch(const pg_increment_group *group) {
 }
 
 static int rmnp_one(const pg_increment_group *group, size_t i, float *memory) {
-  pg_context *ctx = group->context;
   const double *h = group->hypers;
   const int64_t n = group->rows * group->columns;
   const double shape = fmax(1, (double)group->all_rows / (double)group->columns);
-  const pg_target to = pg__target(group, i);
-  float *b = group->slots[i][BUFFER];
   int status;
-  PG_LAUNCH(ctx, momentum, h[MOMENTUM], h[NESTEROV] != 0, 1, &group->gradients[i], &b, n, memory,
-            memory + n);
+  PG_TRY(pg__sum_direction(group, i, h[MOMENTUM], h[NESTEROV] != 0, memory, memory + n));
   PG_TRY(pg__normalise(group, false, PG_MAX, h[EPS], memory, memory + n));
-  PG_LAUNCH(ctx, apply, -group->lr * sqrt(shape), PG_F32, memory, n, 1, &to);
+  PG_TRY(pg__deliver(group, i, -group->lr * sqrt(shape), memory));
 fail:
   return status;
 }

@@ -35,8 +35,8 @@ static bool whole(const double *hypers) {
 }
 
 /* b <- beta b + (1-beta) g;  s = -lr b, or P b, over the lengths of its columns, of all rows. */
-static int columns_of_one_length(const pg_increment_group *group, const pg_rownorm *h, bool center,
-                                 const float *g, float *b, float *s) {
+static int columns_of_one_length(const pg_increment_group *group, size_t i, const pg_rownorm *h,
+                                 bool center, float *s) {
   pg_context *ctx = group->context;
   const int64_t rows = group->rows, columns = group->columns;
   const pg_view all = pg__matrix_view(s, columns);
@@ -44,7 +44,7 @@ static int columns_of_one_length(const pg_increment_group *group, const pg_rowno
   void *norms = NULL;
   int status;
   PG_TRY(pg__alloc(ctx, bytes, "lengths of columns", &norms));
-  PG_TRY(pg__mean_direction(ctx, h->beta, false, g, b, rows * columns, s));
+  PG_TRY(pg__mean_direction(group, i, h->beta, false, s));
   if (center) PG_TRY(pg__center_rows(group, s, s));
   PG_TRY(pg__normalise(group, true, PG_ADD, h->offset, s, norms));
   PG_LAUNCH(ctx, scalar, PG_MUL, all, -h->lr, false, rows, columns, all);
@@ -66,7 +66,7 @@ static int increment_whole(const pg_increment_group *group, size_t i, const pg_r
   int status = 0;
 
   if (group->hypers[AXIS] == AXIS_COLUMNS) {
-    PG_TRY(columns_of_one_length(group, h, project == PROJECT_BOTH, group->gradients[i], b, s));
+    PG_TRY(columns_of_one_length(group, i, h, project == PROJECT_BOTH, s));
   } else if (project == PROJECT_BOTH) {
     PG_LAUNCH(ctx, lerp, pg__matrix_view(b, columns), pg__input_view(group->gradients[i], columns),
               1 - h->beta, rows, columns);
@@ -79,7 +79,7 @@ static int increment_whole(const pg_increment_group *group, size_t i, const pg_r
   if (budget > 0 && group->lr > 0)
     PG_TRY(pg__use_budget(group, budget * group->lr / group->hypers[LR], s));
   to.increment = NULL;
-  if (to.value) PG_LAUNCH(ctx, apply, 1, PG_F32, s, rows * columns, 1, &to);
+  if (to.value) PG_TRY(pg__deliver(group, i, 1, s));
 fail:
   return status;
 }

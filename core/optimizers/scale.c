@@ -16,19 +16,15 @@ static int64_t scale_scratch(const pg_increment_group *group) {
 }
 
 static int scale_one(const pg_increment_group *group, size_t i, float *memory) {
-  pg_context *ctx = group->context;
   const double *h = group->hypers;
   const int64_t rows = group->rows, columns = group->columns, n = rows * columns;
   const bool by_column = h[AXIS] == AXIS_COLUMNS;
-  const pg_view m = pg__matrix_view(group->slots[i][BUFFER], columns);
-  const pg_target to = pg__target(group, i);
   /* max(norm / sqrt(k), eps) = max(norm, eps sqrt(k)) / sqrt(k), for k numbers */
   const double root = sqrt((double)(by_column ? rows : columns));
   int status;
-  PG_LAUNCH(ctx, lerp, m, pg__input_view(group->gradients[i], columns), 1 - h[BETA], rows, columns);
-  PG_LAUNCH(ctx, copy, memory, m.data, (size_t)n * sizeof(float));
+  PG_TRY(pg__mean_direction(group, i, h[BETA], false, memory));
   PG_TRY(pg__normalise(group, by_column, PG_MAX, h[EPS] * root, memory, memory + n));
-  PG_LAUNCH(ctx, apply, -group->lr * root, PG_F32, memory, n, 1, &to);
+  PG_TRY(pg__deliver(group, i, -group->lr * root, memory));
 fail:
   return status;
 }

@@ -25,16 +25,14 @@ static int64_t scion_scratch(const pg_increment_group *group) {
 static int scion_one(const pg_increment_group *group, size_t i, float *memory) {
   pg_context *ctx = group->context;
   const double *h = group->hypers, m = (double)group->rows, n = (double)group->columns;
-  const int64_t rows = group->rows, columns = group->columns, cells = rows * columns;
+  const int64_t rows = group->rows, columns = group->columns;
   const bool normalised = h[NORMALISED] != 0;
   pg__polar c = pg__polar_in(memory, 1, rows, columns, PG_F32);
   float *norms = memory + pg__polar_bytes(1, rows, columns) / (int64_t)sizeof(float);
   const pg_view x = pg__matrix_view(c.x, columns);
-  const pg_target to = pg__target(group, i);
   double factor = 1; /* what the floor of a norm is over, too: u / (u_norm + eps factor) * factor */
   int status;
-  PG_TRY(pg__mean_direction(ctx, 1 - h[ALPHA], false, group->gradients[i], group->slots[i][BUFFER],
-                            cells, c.x));
+  PG_TRY(pg__mean_direction(group, i, 1 - h[ALPHA], false, c.x));
   switch ((int)h[MAP]) {
   case MAP_SPECTRAL:
     factor = normalised ? sqrt(m / n) : sqrt(m);
@@ -52,7 +50,7 @@ static int scion_one(const pg_increment_group *group, size_t i, float *memory) {
     factor = normalised ? sqrt(m) / n : sqrt(m);
     PG_TRY(pg__normalise(group, true, PG_ADD, h[EPS] * factor, c.x, norms));
   }
-  PG_LAUNCH(ctx, apply, -group->lr * h[RADIUS] * factor, PG_F32, c.x, cells, 1, &to);
+  PG_TRY(pg__deliver(group, i, -group->lr * h[RADIUS] * factor, c.x));
 fail:
   return status;
 }

@@ -11,16 +11,11 @@ enum { BUFFER };
 
 static int sgd_increment(const pg_increment_group *group, void *self) {
   (void)self;
-  pg_context *ctx = group->context;
-  const int64_t n = group->rows * group->columns;
   int status = 0;
   for (size_t i = 0; i < group->count; i++) {
-    float *b = group->slots[i][BUFFER];
-    const pg_target to = pg__target(group, i);
     pg__on(group, i);
-    PG_LAUNCH(ctx, momentum, group->hypers[MOMENTUM], false, 1, &group->gradients[i], &b, n, NULL,
-              NULL);
-    PG_LAUNCH(ctx, apply, -group->lr, PG_F32, b, n, 1, &to);
+    PG_TRY(pg__sum_direction(group, i, group->hypers[MOMENTUM], false, NULL, NULL));
+    PG_TRY(pg__deliver(group, i, -group->lr, group->slots[i][BUFFER]));
   }
 fail:
   return status;

@@ -49,10 +49,8 @@ static int shampoo_one(const pg_increment_group *group, size_t i, float *memory)
   pg_context *ctx = group->context;
   const int64_t m = group->rows, n = group->columns;
   float *x = memory, *y = memory + m * n, *swap;
-  const pg_target to = pg__target(group, i);
   int status;
-  PG_TRY(pg__mean_direction(ctx, group->hypers[BETA1], false, group->gradients[i],
-                            group->slots[i][MOMENTUM], m * n, x));
+  PG_TRY(pg__mean_direction(group, i, group->hypers[BETA1], false, x));
   PG_TRY(factors(group, i));
   if (has_left(group)) {
     PG_TRY(pg__matmul(ctx, group->slots[i][LEFT_ROOT], false, x, false, m, m, n, y));
@@ -62,7 +60,7 @@ static int shampoo_one(const pg_increment_group *group, size_t i, float *memory)
     PG_TRY(pg__matmul(ctx, x, false, group->slots[i][RIGHT_ROOT], false, m, n, n, y));
     swap = x, x = y, y = swap;
   }
-  PG_LAUNCH(ctx, apply, -group->lr, PG_F32, x, m * n, 1, &to);
+  PG_TRY(pg__deliver(group, i, -group->lr, x));
 fail:
   return status;
 }

@@ -16,12 +16,10 @@ static int signsgd_one(const pg_increment_group *group, size_t i, float *memory)
   pg_context *ctx = group->context;
   const int64_t rows = group->rows, columns = group->columns;
   const pg_view m = pg__matrix_view(group->slots[i][BUFFER], columns);
-  const pg_target to = pg__target(group, i);
   int status;
-  PG_LAUNCH(ctx, lerp, m, pg__input_view(group->gradients[i], columns), 1 - group->hypers[BETA],
-            rows, columns);
+  PG_TRY(pg__mean(group, i, group->hypers[BETA]));
   PG_LAUNCH(ctx, unary, PG_SIGN, m, rows, columns, pg__matrix_view(memory, columns));
-  PG_LAUNCH(ctx, apply, -group->lr, PG_F32, memory, rows * columns, 1, &to);
+  PG_TRY(pg__deliver(group, i, -group->lr, memory));
 fail:
   return status;
 }

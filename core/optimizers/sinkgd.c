@@ -20,14 +20,13 @@ static int sinkgd_one(const pg_increment_group *group, size_t i, float *memory) 
   const int64_t n = group->rows * group->columns;
   const int steps = (int)group->hypers[STEPS];
   const double factor = steps ? sqrt((double)group->rows) : 1;
-  const pg_target to = pg__target(group, i);
   int status;
   PG_LAUNCH(ctx, copy, memory, group->gradients[i], (size_t)n * sizeof(float));
   for (int k = 0; k < steps; k++) {
     PG_TRY(pg__normalise(group, false, PG_MAX, FLT_MIN, memory, memory + n));
     PG_TRY(pg__normalise(group, true, PG_MAX, FLT_MIN, memory, memory + n));
   }
-  PG_LAUNCH(ctx, apply, -group->lr * factor, PG_F32, memory, n, 1, &to);
+  PG_TRY(pg__deliver(group, i, -group->lr * factor, memory));
 fail:
   return status;
 }

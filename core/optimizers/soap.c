@@ -111,7 +111,6 @@ static int soap_one(const pg_increment_group *group, size_t i, float *memory) {
   const int64_t m = group->rows, n = group->columns, t = group->updates[i] - 1;
   const size_t bytes = (size_t)(m * n) * sizeof(float);
   float *x = memory, *y = x + m * n, *order = y + m * n;
-  const pg_target to = pg__target(group, i);
   double factor = 0;
   int status;
   if (t == 0) {
@@ -128,7 +127,7 @@ static int soap_one(const pg_increment_group *group, size_t i, float *memory) {
     PG_TRY(adam(group, i, x, y));
     PG_TRY(rotate(group, i, true, &x, &y));
   }
-  PG_LAUNCH(ctx, apply, -group->lr * factor, PG_F32, x, m * n, 1, &to);
+  PG_TRY(pg__deliver(group, i, -group->lr * factor, x));
   if (t == 0) return 0;
   PG_TRY(moments(group, i));
   if (t % (int64_t)h[EVERY] == 0) PG_TRY(turn(group, i, x, y, order));

@@ -14,9 +14,10 @@ TEST(golden_cases) {
    * off at most. Rows of length 1 and the like take some 20. Muon's are five steps, each times up
    * to 3.4 in directions that start small; these start at 0.4 and more. Polar Express starts with
    * 8 and 4, and passes 8 * 4 * 20 on at most here. Steps that converge pass on what moves the
-   * polar factor, the roundings before over a singular value at most, of which the least is 1/70 of
-   * the norm here: 70 * 5. Each of SinkGD's ten normalisations at most doubles what the numbers
-   * were off by, and adds three roundings. */
+   * polar factor of C, at most the error of C over its least singular value: five roundings, three
+   * of the mean and two of the centring, and ||C||_F = 69.8 times that value in the first update
+   * (10.2 in the second): 70 * 5. Its size there is the nuclear norm, 0.563. Each of SinkGD's ten
+   * normalisations at most doubles what the numbers were off by, and adds three roundings. */
   const struct {
     const char *name, *optimizer;
     double lr, weight_decay, size, roundings;
