@@ -36,10 +36,16 @@ static void reference_adamw(reference *r, double lr, const double *h) {
 static void reference_sgd(reference *r, double lr, const double *h) {
   r->n++;
   for (int64_t i = 0; i < r->rows * r->columns; i++) {
-    r->first[i] = h[1] * r->first[i] + r->g[i];
-    r->first_abs[i] = h[1] * r->first_abs[i] + fabs(r->g[i]);
+    const double share = h[4] != 0 ? 1 - h[1] : 1;
+    r->first[i] = h[1] * r->first[i] + share * r->g[i];
+    r->first_abs[i] = h[1] * r->first_abs[i] + share * fabs(r->g[i]);
     r->s[i] = -lr * r->first[i];
-    r->bar[i] = lr * r->first_abs[i] * (3.0 * (double)r->n + 2) * U;
+    r->bar[i] = lr * r->first_abs[i] * (4.0 * (double)r->n + 2) * U;
+    if (h[3] != 0) {
+      /* The last gradient once more: two products, a sum and the rounded factors. */
+      r->s[i] = -lr * (share * r->g[i] + h[1] * r->first[i]);
+      r->bar[i] = h[1] * r->bar[i] + 5 * lr * U * (share * fabs(r->g[i]) + r->first_abs[i]);
+    }
   }
 }
 
@@ -137,11 +143,17 @@ static double reference_muon(reference *r, double lr, const double *h) {
 /* ---- equations ------------------------------------------------------------------------------- */
 /* Six updates at changing learning rates, gradients with a few large entries; every increment and
  * the first slot within the bars. */
+/* Further options of sgd. */
+static const char *also;
+static bool mean;
+
 static void run_equation(const char *name, int64_t rows, int64_t columns, const char *hyper,
                          double value) {
   job j = job_new(name, 1, rows, columns);
   set(&j, "lr", 1e-2);
   if (hyper) set(&j, hyper, value);
+  if (also) set(&j, also, 1);
+  if (mean) set(&j, "average", 1);
   memset(&ref, 0, sizeof ref);
   ref.rows = rows;
   ref.columns = columns;
@@ -197,6 +209,11 @@ TEST(equation_sgd) {
   for (size_t i = 0; i < PG_COUNT(shapes); i++) {
     run_equation("sgd", shapes[i][0], shapes[i][1], "momentum", 0);
     run_equation("sgd", shapes[i][0], shapes[i][1], "momentum", 0.9);
+    for (int form = 1; form < 4; form++) {
+      also = form & 1 ? "nesterov" : NULL, mean = form > 1;
+      run_equation("sgd", shapes[i][0], shapes[i][1], "momentum", 0.9);
+    }
+    also = NULL, mean = false;
   }
 }
 TEST(equation_rownorm) {
