@@ -88,11 +88,22 @@ static void plan_kept(planner *p, const pg_model_config *c, int64_t n, bool shar
 }
 
 static int64_t padded_vocabulary(const pg_model_config *c) {
-  return pg__round_up(c->vocab, LOGITS_PADDING);
+  return pg__round_up(pg_model_classes(c), LOGITS_PADDING);
 }
 /* Rows of logits that exist at once, of n. */
 static int64_t chunk_rows(int64_t n, int64_t logits_ld) {
   return pg__min(pg__min(CHUNK_ROWS, n), pg__max(1, CHUNK_BYTES / (4 * logits_ld)));
+}
+
+/* What the head needs besides logits when it is not one matrix with its whole gradient. */
+static void plan_head(pg_activations *a, planner *p) {
+  const pg_model_config *c = &a->config;
+  const int64_t columns = c->head.rank ? c->head.rank : c->width;
+  const bool backward = a->keep != PG_KEEP_NOTHING;
+  if (c->head.rank) a->inner = take_words(p, a->chunk, c->head.rank);
+  if (c->head.rank && backward) a->dinner = take(p, a->chunk, c->head.rank);
+  if (pg__head_narrows(c) && backward) a->projected = take(p, a->chunk, c->head.backward_rank);
+  if (c->head.drop_residual && backward) a->moment = take_words(p, columns, columns);
 }
 
 /* Returns the bytes needed; INT64_MAX when they cannot be counted. `a` has config, capacity,
@@ -145,6 +156,7 @@ static int64_t plan(pg_activations *a, pg_arena *arena) {
   a->chunk = chunk_rows(n, a->logits_ld);
   a->logits = take_words(&p, a->chunk, a->logits_ld);
   a->wide = a->compute == PG_F32 ? NULL : take_words(&p, a->chunk, c->width);
+  plan_head(a, &p);
   high = p.used > high ? p.used : high;
   return p.overflow ? INT64_MAX : (int64_t)high;
 }

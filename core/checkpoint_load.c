@@ -119,6 +119,14 @@ int pg_checkpoint_config(pg_context *ctx, const char *path, pg_model_config *c) 
     const json_t *deviations = json_object_get(own, "init_std");
     for (size_t r = 0; r < PG_ROLES && json_array_size(deviations) == PG_ROLES; r++)
       c->init_std[r] = json_number_value(json_array_get(deviations, r));
+    const json_t *head = json_object_get(own, "head");
+    if (head) {
+      PG_TRY(need_integer(ctx, file, head, "rank", &c->head.rank));
+      PG_TRY(need_integer(ctx, file, head, "extra", &c->head.extra));
+      PG_TRY(need_integer(ctx, file, head, "backward_rank", &c->head.backward_rank));
+      PG_TRY(need_integer(ctx, file, head, "backward_seed", &c->head.backward_seed));
+      c->head.drop_residual = json_is_false(json_object_get(head, "residual"));
+    }
   }
   PG_TRY(pg_model_config_resolve(ctx, c));
 fail:
@@ -261,6 +269,25 @@ int pg_checkpoint_load(pg_run *run, const char *path, const pg_checkpoint_load_o
                      "%lld layers, width %lld, vocabulary %lld (or its heads or mlp differ)",
                      path, (long long)saved.layers, (long long)saved.width, (long long)saved.vocab,
                      (long long)mine->layers, (long long)mine->width, (long long)mine->vocab);
+    goto fail;
+  }
+  if (saved.head.rank != mine->head.rank || saved.head.extra != mine->head.extra) {
+    status = pg_fail(ctx, PG_EFORMAT,
+                     "%s holds a head of rank %lld (0: one matrix) with %lld extra classes; the "
+                     "run's has rank %lld and %lld extra classes",
+                     path, (long long)saved.head.rank, (long long)saved.head.extra,
+                     (long long)mine->head.rank, (long long)mine->head.extra);
+    goto fail;
+  }
+  if (resume && (saved.head.backward_rank != mine->head.backward_rank ||
+                 saved.head.backward_seed != mine->head.backward_seed ||
+                 saved.head.drop_residual != mine->head.drop_residual)) {
+    status = pg_fail(ctx, PG_EFORMAT,
+                     "%s was trained with model.head.backward_rank %lld (seed %lld), residual %s; "
+                     "the run has %lld (seed %lld), %s",
+                     path, (long long)saved.head.backward_rank, (long long)saved.head.backward_seed,
+                     saved.head.drop_residual ? "off" : "on", (long long)mine->head.backward_rank,
+                     (long long)mine->head.backward_seed, mine->head.drop_residual ? "off" : "on");
     goto fail;
   }
   /* A fork may change these on purpose; a resume would continue another function. */

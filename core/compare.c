@@ -61,20 +61,29 @@ fail:
   return status;
 }
 
+int pg__check_comparable(const pg_model *from, const pg_model *to) {
+  const pg_model_config *ours = pg_model_get_config(from), *theirs = pg_model_get_config(to);
+  if (pg_model_context(from) != pg_model_context(to) || ours->vocab != theirs->vocab)
+    return pg_fail(pg_model_context(to), PG_EINVAL,
+                   "two models of one vocabulary and one context are compared; these have "
+                   "vocabularies of %lld and %lld",
+                   (long long)ours->vocab, (long long)theirs->vocab);
+  if (ours->head.extra != theirs->head.extra)
+    return pg_fail(pg_model_context(to), PG_EINVAL,
+                   "two models of one softmax are compared; these have %lld and %lld extra classes",
+                   (long long)ours->head.extra, (long long)theirs->head.extra);
+  return 0;
+}
+
 int pg_hilbert_between(const pg_model *from, pg_activations *a, const pg_model *to,
                        pg_activations *b, const pg_panel *panel, double *rms, float *ranges) {
   pg_context *ctx = pg_model_context(to);
   between_job job = {from, to, a, b, ranges, NULL};
   pg__panel_visit visit = {.what = "the comparison", .batch = between_batch, .self = &job};
-  const int64_t ours = pg_model_get_config(from)->vocab, theirs = pg_model_get_config(to)->vocab;
   int64_t positions, time;
   double sum = 0;
-  int status;
-  if (pg_model_context(from) != ctx || ours != theirs)
-    return pg_fail(ctx, PG_EINVAL,
-                   "two models of one vocabulary and one context are compared; these have "
-                   "vocabularies of %lld and %lld",
-                   (long long)ours, (long long)theirs);
+  int status = pg__check_comparable(from, to);
+  if (status < 0) return status;
   if (a == b) return pg_fail(ctx, PG_EINVAL, "each of the two models needs its own activations");
   pg_activations_size(a, &visit.positions, &visit.time);
   pg_activations_size(b, &positions, &time);

@@ -125,7 +125,7 @@ int pg_run_estimate(pg_context *ctx, const pg_model_config *config, pg_dtype com
                       .time = run->time,
                       .heads = c->heads,
                       .head_dim = c->head_dim,
-                      .rows = c->vocab,
+                      .rows = pg_model_classes(c),
                       .columns = pg__max(c->width, pg__max(c->mlp, c->heads * c->head_dim))};
   PG_LAUNCH(ctx, workspace, &work, &need.workspace);
   /* Optimizers, the diameter and checkpoints take turns. */

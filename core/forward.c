@@ -64,8 +64,9 @@ static int backward(const pg_model *model, pg_activations *a, pg_ready_fn *ready
   int status = 0;
   /* The blocks' buffers are consumed, so a second backward pass needs a new forward pass. */
   a->stage = PG_STAGE_CONSUMED;
-  if (first + 1 >= model->count) return ready(self, 0); /* nothing below the head is trained */
-  PG_TRY(ready(self, model->count - 1));
+  const size_t head = model->count - (c->head.rank ? 2 : 1);
+  if (first >= head) return ready(self, 0); /* nothing below the head is trained */
+  PG_TRY(ready(self, head));
   PG_LAUNCH(ctx, rmsnorm_backward, a->compute, a->dnorm, a->output, a->output_rstd, n, c->width,
             false, a->stream);
   for (int64_t layer = c->layers - 1; layer >= 0; layer--) {

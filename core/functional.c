@@ -337,15 +337,17 @@ int pg_functional_change(const pg_model *model, pg_activations *a, const pg_pane
                          pg_functional *out, pg_change *changes) {
   engine e = {.ctx = pg_model_context(model), .changes = changes};
   job j = {.engine = &e, .models = {model, NULL}, .a = {a, a}};
+  pg_tensor *head = NULL;
   const double start = now();
   int status;
-  PG_TRY(step_engine(&e, pg_model_head(model)->value, matrix,
-                     pg_model_get_config(model)->logit_scale, options));
+  PG_TRY(pg_model_head_matrix(model, &head));
+  PG_TRY(step_engine(&e, head, matrix, pg_model_get_config(model)->logit_scale, options));
   PG_TRY(run_job(&j, panel, options->comm));
   *out = e.sizes;
   out->seconds = now() - start;
 fail:
   if (status < 0 && options->comm) pg_comm_fail(options->comm, pg_context_message(e.ctx));
+  pg_tensor_free(head);
   return status;
 }
 
@@ -355,17 +357,15 @@ int pg_functional_between(const pg_model *from, pg_activations *a, const pg_mode
                           pg_change *changes) {
   pg_context *ctx = pg_model_context(to);
   const pg_model_config *c[2] = {pg_model_get_config(from), pg_model_get_config(to)};
-  const pg_tensor *heads[2] = {pg_model_head(from)->value, pg_model_head(to)->value};
-  engine e = {.ctx = ctx, .form = PG__BEFORE_AND_AFTER, .changes = changes, .vocab = c[1]->vocab};
+  const pg_model *models[2] = {from, to};
+  pg_tensor *heads[2] = {NULL, NULL};
+  engine e = {.ctx = ctx, .form = PG__BEFORE_AND_AFTER, .changes = changes};
   job j = {.engine = &e, .models = {from, to}, .a = {a, b}};
   pg_tensor *step = NULL;
   const double start = now();
   int status = 0;
-  if (pg_model_context(from) != ctx || c[0]->vocab != c[1]->vocab)
-    return pg_fail(ctx, PG_EINVAL,
-                   "two models of one vocabulary and one context are compared; these have "
-                   "vocabularies of %lld and %lld",
-                   (long long)c[0]->vocab, (long long)c[1]->vocab);
+  PG_TRY(pg__check_comparable(from, to));
+  e.vocab = pg_model_classes(c[1]);
   if (a == b) return pg_fail(ctx, PG_EINVAL, "each of the two models needs its own activations");
   const bool alike = c[0]->width == c[1]->width && c[0]->logit_scale == c[1]->logit_scale;
   if (options->backward && !alike)
@@ -375,7 +375,8 @@ int pg_functional_between(const pg_model *from, pg_activations *a, const pg_mode
                    (long long)c[0]->width, c[0]->logit_scale, (long long)c[1]->width,
                    c[1]->logit_scale);
   for (int i = 0; i < 2; i++) {
-    PG_TRY(check_matrix(heads[i], c[i]->vocab, c[i]->width, ctx, "the head"));
+    PG_TRY(pg_model_head_matrix(models[i], &heads[i]));
+    PG_TRY(check_matrix(heads[i], e.vocab, c[i]->width, ctx, "the head"));
     e.factors[i] = (factor){heads[i]->data, heads[i]->stride[0], c[i]->width, c[i]->logit_scale};
   }
   e.sizes = (pg_functional){NAN, NAN, NAN, 0};
@@ -400,6 +401,8 @@ int pg_functional_between(const pg_model *from, pg_activations *a, const pg_mode
 fail:
   if (status < 0 && options->comm) pg_comm_fail(options->comm, pg_context_message(ctx));
   pg_tensor_free(step);
+  pg_tensor_free(heads[0]);
+  pg_tensor_free(heads[1]);
   return status;
 }
 

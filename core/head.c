@@ -1,14 +1,17 @@
 /* The head: logits = logit_scale * U h in chunks of rows, so that all of them never exist at once.
- * Loss and gradient share one path; ranges and single rows serve diagnostics and generation. */
+ * Loss and gradient share one path; ranges and single rows serve diagnostics and generation. With
+ * U = A B the last matrix is A and reads B h. */
+#include "gram.h"
 #include "model_internal.h"
 
-/* a->logits[rows, vocab] = alpha * h M^T in fp32, h [rows, d] and M [vocab, d] of one type. */
-static int chunk_logits(pg_activations *a, pg_dtype type, const void *hidden, const void *matrix,
-                        int64_t row_stride, int64_t rows, double alpha) {
-  const int64_t d = a->config.width;
-  return pg__product(a->context, alpha, pg__plain(type, hidden, rows, d, d),
-                     pg__transpose(type, matrix, a->config.vocab, d, row_stride), 0, NULL, PG_F32,
-                     a->logits, a->logits_ld);
+#include <stdlib.h>
+
+/* a->logits[rows, classes] = alpha * x M^T in fp32, x [rows, d] and M [classes, d] of one type. */
+static int chunk_logits(pg_activations *a, pg_dtype type, const void *x, int64_t d,
+                        const void *matrix, int64_t row_stride, int64_t rows, double alpha) {
+  return pg__product(a->context, alpha, pg__plain(type, x, rows, d, d),
+                     pg__transpose(type, matrix, pg_model_classes(&a->config), d, row_stride), 0,
+                     NULL, PG_F32, a->logits, a->logits_ld);
 }
 
 /* Row `position` of the last forward's hidden states. */
@@ -16,22 +19,105 @@ static const void *hidden_at(const pg_activations *a, int64_t position) {
   return pg__element(a->compute, a->hidden, position * a->config.width);
 }
 
-/* a->logits holds dlogits of the chunk in the compute type: dh = dlogits U, dU += dlogits^T h. */
-static int chunk_backward(const pg_parameter *head, pg_activations *a, int64_t first,
-                          int64_t rows) {
+/* *x = what the head's last matrix reads at these positions: their hidden states, or B h. */
+static int chunk_input(const pg_model *model, pg_activations *a, int64_t first, int64_t rows,
+                       const void **x) {
+  const pg_parameter *inner = pg_model_head_inner(model);
+  *x = hidden_at(a, first);
+  if (!inner) return 0;
+  const void *hidden = *x;
+  *x = a->inner;
+  return pg__linear(a, inner, hidden, rows, NULL, a->inner);
+}
+
+/* The same in fp32 from the weights themselves, whatever the compute type is. */
+static int chunk_wide_input(const pg_model *model, pg_activations *a, int64_t first, int64_t rows,
+                            const void **x) {
+  pg_context *ctx = a->context;
+  const pg_parameter *inner = pg_model_head_inner(model);
+  const int64_t d = a->config.width;
+  int status = 0;
+  *x = hidden_at(a, first);
+  if (a->compute != PG_F32) {
+    PG_LAUNCH(ctx, convert, a->compute, *x, PG_F32, a->wide, rows * d);
+    *x = a->wide;
+  }
+  if (inner) {
+    PG_TRY(pg__product(ctx, 1, pg__plain(PG_F32, *x, rows, d, d),
+                       pg__transpose(PG_F32, inner->value->data, inner->rows, d, d), 0, NULL,
+                       PG_F32, a->inner, inner->rows));
+    *x = a->inner;
+  }
+fail:
+  return status;
+}
+
+/* The projection of dh [rows, d] onto what the backward pass keeps: dh <- (dh Q^T) Q. */
+static int narrow(const pg_model *model, pg_activations *a, void *dh, int64_t rows) {
   pg_context *ctx = a->context;
   const pg_dtype type = a->compute;
-  const int64_t d = head->columns, vocab = head->rows;
-  const int64_t ld = type == PG_BF16 ? 2 * a->logits_ld : a->logits_ld;
+  const pg_tensor *basis = type == PG_F32 ? model->basis : model->basis_copy;
+  const int64_t kept = basis->shape[0], d = basis->shape[1];
   int status;
-  PG_TRY(pg__product(ctx, 1, pg__plain(type, a->logits, rows, vocab, ld),
-                     pg__plain(type, pg__weight(head), vocab, d, d), 0, NULL, type,
-                     pg__element(type, a->dnorm, first * d), d));
-  if (head->gradient)
-    PG_TRY(pg__product(ctx, 1, pg__transpose(type, a->logits, rows, vocab, ld),
-                       pg__plain(type, hidden_at(a, first), rows, d, d), 1, NULL, PG_F32,
-                       head->gradient->data, d));
+  PG_TRY(pg__product(ctx, 1, pg__plain(type, dh, rows, d, d),
+                     pg__transpose(type, basis->data, kept, d, d), 0, NULL, type, a->projected,
+                     kept));
+  PG_TRY(pg__product(ctx, 1, pg__plain(type, a->projected, rows, kept, kept),
+                     pg__plain(type, basis->data, kept, d, d), 0, NULL, type, dh, d));
 fail:
+  return status;
+}
+
+/* a->logits holds dlogits g of the chunk in the compute type, x is what the last matrix W read:
+ * dx = g W, dW += g^T x, or, without the residual, only M += dx^T x (add_projected). From dx on to
+ * dh, through B and the subspace of the backward pass where there are such. */
+static int chunk_backward(const pg_model *model, pg_activations *a, const void *x, int64_t first,
+                          int64_t rows) {
+  pg_context *ctx = a->context;
+  const pg_parameter *head = pg_model_head(model), *inner = pg_model_head_inner(model);
+  const pg_dtype type = a->compute;
+  const int64_t d = head->columns, classes = head->rows;
+  const int64_t ld = type == PG_BF16 ? 2 * a->logits_ld : a->logits_ld;
+  void *dh = pg__element(type, a->dnorm, first * a->config.width), *dx = inner ? a->dinner : dh;
+  int status;
+  PG_TRY(pg__product(ctx, 1, pg__plain(type, a->logits, rows, classes, ld),
+                     pg__plain(type, pg__weight(head), classes, d, d), 0, NULL, type, dx, d));
+  if (head->gradient && a->moment)
+    PG_TRY(pg__product(ctx, 1, pg__transpose(type, dx, rows, d, d), pg__plain(type, x, rows, d, d),
+                       first > 0, NULL, PG_F32, a->moment, d));
+  else if (head->gradient)
+    PG_TRY(pg__product(ctx, 1, pg__transpose(type, a->logits, rows, classes, ld),
+                       pg__plain(type, x, rows, d, d), 1, NULL, PG_F32, head->gradient->data, d));
+  if (inner) PG_TRY(pg__linear_backward(a, inner, dx, hidden_at(a, first), rows, 0, dh));
+  if (model->basis) PG_TRY(narrow(model, a, dh, rows));
+fail:
+  return status;
+}
+
+/* The gradient of the last matrix W without the residual: dW += W (W^T W)^-1 M with M = W^T g x^T
+ * of all positions. */
+static int add_projected(const pg_parameter *head, pg_activations *a) {
+  pg_context *ctx = a->context;
+  const int64_t d = head->columns;
+  const size_t count = (size_t)(d * d);
+  double *gram = malloc(2 * count * sizeof *gram);
+  float *moment = malloc(count * sizeof *moment);
+  int status;
+  if (!gram || !moment) PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory to project the head's gradient"));
+  double *solved = gram + count;
+  PG_TRY(pg__gram(head->value, gram));
+  PG_TRY(pg__gram_factor(ctx, gram, d, "the head, whose residual is off", NULL));
+  PG_LAUNCH(ctx, download, moment, a->moment, count * sizeof *moment);
+  for (size_t i = 0; i < count; i++) solved[i] = (double)moment[i];
+  pg__gram_solve(ctx, gram, d, solved, d);
+  for (size_t i = 0; i < count; i++) moment[i] = (float)solved[i];
+  PG_LAUNCH(ctx, upload, a->moment, moment, count * sizeof *moment);
+  PG_TRY(pg__product(ctx, 1, pg__plain(PG_F32, head->value->data, head->rows, d, d),
+                     pg__plain(PG_F32, a->moment, d, d, d), 1, NULL, PG_F32, head->gradient->data,
+                     d));
+fail:
+  free(gram);
+  free(moment);
   return status;
 }
 
@@ -60,13 +146,15 @@ int pg__head_loss(const pg_model *model, pg_activations *a, const int32_t *targe
   pg__at(ctx, head->name, 0);
   for (int64_t first = 0; first < n; first += a->chunk) {
     int64_t rows = pg__min(a->chunk, n - first);
-    PG_TRY(
-        chunk_logits(a, a->compute, hidden_at(a, first), pg__weight(head), head->columns, rows, 1));
+    const void *x;
+    PG_TRY(chunk_input(model, a, first, rows, &x));
+    PG_TRY(chunk_logits(a, a->compute, x, head->columns, pg__weight(head), head->columns, rows, 1));
     PG_LAUNCH(ctx, cross_entropy, a->compute, a->logits, rows, head->rows, a->logits_ld,
               a->targets[0] + first, (float)model->config.logit_scale, (float)gradient_scale,
               gradient, a->losses + first);
-    if (gradient) PG_TRY(chunk_backward(head, a, first, rows));
+    if (gradient) PG_TRY(chunk_backward(model, a, x, first, rows));
   }
+  if (gradient && head->gradient && a->moment) PG_TRY(add_projected(head, a));
   PG_LAUNCH(ctx, sum, a->losses, n, false, loss_sum);
   if (gradient) a->stage = PG_STAGE_GRADIENT;
 fail:
@@ -90,15 +178,15 @@ int pg_head_ranges(const pg_model *model, pg_activations *a, const pg_tensor *ma
                    int64_t count, float *range) {
   pg_context *ctx = model->context;
   const pg_model_config *c = &model->config;
-  int64_t n = a->batch * a->time;
+  const int64_t n = a->batch * a->time, classes = pg_model_classes(c);
   int status;
   PG_TRY(need_hidden(model, a));
   if (matrix->context != ctx || matrix->dtype != PG_F32 || matrix->ndim != 2 ||
-      matrix->shape[0] != c->vocab || matrix->shape[1] != c->width || matrix->stride[1] != 1 ||
+      matrix->shape[0] != classes || matrix->shape[1] != c->width || matrix->stride[1] != 1 ||
       matrix->stride[0] < c->width)
     return pg_fail(ctx, PG_EINVAL,
                    "ranges need a matrix [%lld, %lld] in F32 with contiguous rows, like the head",
-                   (long long)c->vocab, (long long)c->width);
+                   (long long)classes, (long long)c->width);
   if (first < 0 || count < 0 || count > n || first > n - count)
     return pg_fail(ctx, PG_EINVAL, "positions %lld to %lld; the last forward had %lld",
                    (long long)first, (long long)(first + count - 1), (long long)n);
@@ -109,8 +197,9 @@ int pg_head_ranges(const pg_model *model, pg_activations *a, const pg_tensor *ma
       PG_LAUNCH(ctx, convert, a->compute, hidden, PG_F32, a->wide, rows * c->width);
       hidden = a->wide;
     }
-    PG_TRY(chunk_logits(a, PG_F32, hidden, matrix->data, matrix->stride[0], rows, c->logit_scale));
-    PG_LAUNCH(ctx, row_range, a->logits, rows, c->vocab, a->logits_ld, a->losses + done);
+    PG_TRY(chunk_logits(a, PG_F32, hidden, c->width, matrix->data, matrix->stride[0], rows,
+                        c->logit_scale));
+    PG_LAUNCH(ctx, row_range, a->logits, rows, classes, a->logits_ld, a->losses + done);
   }
   PG_LAUNCH(ctx, download, range, a->losses, (size_t)count * sizeof *range);
 fail:
@@ -131,18 +220,16 @@ int pg__head_between(const pg_model *from, pg_activations *a, const pg_model *to
     for (int i = 0; i < 2; i++) {
       pg_activations *x = activations[i];
       const pg_parameter *head = pg_model_head(models[i]);
-      const void *hidden = hidden_at(x, done);
-      if (x->compute != PG_F32) {
-        PG_LAUNCH(ctx, convert, x->compute, hidden, PG_F32, x->wide, rows * head->columns);
-        hidden = x->wide;
-      }
+      const void *input;
+      PG_TRY(chunk_wide_input(models[i], x, done, rows, &input));
       const double scale = i ? -from->config.logit_scale : to->config.logit_scale;
       const int64_t d = head->columns;
-      PG_TRY(pg__product(ctx, scale, pg__plain(PG_F32, hidden, rows, d, d),
+      PG_TRY(pg__product(ctx, scale, pg__plain(PG_F32, input, rows, d, d),
                          pg__transpose(PG_F32, head->value->data, head->rows, d, d), i, NULL,
                          PG_F32, b->logits, b->logits_ld));
     }
-    PG_LAUNCH(ctx, row_range, b->logits, rows, to->config.vocab, b->logits_ld, b->losses + done);
+    PG_LAUNCH(ctx, row_range, b->logits, rows, pg_model_classes(&to->config), b->logits_ld,
+              b->losses + done);
   }
   PG_LAUNCH(ctx, download, range, b->losses, (size_t)count * sizeof *range);
 fail:
@@ -153,14 +240,16 @@ int pg_head_logits(const pg_model *model, pg_activations *a, int64_t position, f
   pg_context *ctx = model->context;
   const pg_parameter *head = pg_model_head(model);
   int64_t n = a->batch * a->time;
+  const void *x;
   int status;
   PG_TRY(need_hidden(model, a));
   if (position < 0 || position >= n)
     return pg_fail(ctx, PG_EINVAL, "position %lld; the last forward had %lld", (long long)position,
                    (long long)n);
-  PG_TRY(chunk_logits(a, a->compute, hidden_at(a, position), pg__weight(head), head->columns, 1,
+  PG_TRY(chunk_input(model, a, position, 1, &x));
+  PG_TRY(chunk_logits(a, a->compute, x, head->columns, pg__weight(head), head->columns, 1,
                       model->config.logit_scale));
-  PG_LAUNCH(ctx, download, logits, a->logits, (size_t)head->rows * sizeof *logits);
+  PG_LAUNCH(ctx, download, logits, a->logits, (size_t)model->config.vocab * sizeof *logits);
 fail:
   return status;
 }

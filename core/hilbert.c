@@ -10,11 +10,12 @@
 static int check(const pg_model *model, const pg_tensor *m) {
   pg_context *ctx = pg_model_context(model);
   const pg_model_config *c = pg_model_get_config(model);
-  if (m->dtype != PG_F32 || m->ndim != 2 || m->shape[0] != c->vocab || m->shape[1] != c->width)
+  const int64_t classes = pg_model_classes(c);
+  if (m->dtype != PG_F32 || m->ndim != 2 || m->shape[0] != classes || m->shape[1] != c->width)
     return pg_fail(ctx, PG_EINVAL,
                    "the Hilbert range needs an F32 matrix [%lld, %lld] like the head, not %s of %d "
                    "dimensions [%lld, %lld]",
-                   (long long)c->vocab, (long long)c->width, pg_dtype_name(m->dtype), m->ndim,
+                   (long long)classes, (long long)c->width, pg_dtype_name(m->dtype), m->ndim,
                    (long long)(m->ndim > 0 ? m->shape[0] : 1),
                    (long long)(m->ndim > 1 ? m->shape[1] : 1));
   return pg__check_finite(m, "the Hilbert range's matrix");

@@ -1,6 +1,9 @@
 /* A model: its named parameters, their initial weights, and copies. */
+#include "gram.h"
 #include "model_internal.h"
 #include "random.h"
+#include "tensor_ops.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +52,13 @@ static int describe_all(pg_model *model) {
     for (int i = 0; i < PG_BLOCK_MATRICES; i++)
       bad |= describe(p++, PG_BACKBONE, layer, matrices[i].name, matrices[i].rows,
                       matrices[i].columns);
-  bad |= describe(p, PG_HEAD, -1, "lm_head", c->vocab, d);
+  const int64_t rank = c->head.rank, classes = pg_model_classes(c);
+  if (rank) {
+    bad |= describe(p++, PG_HEAD, -1, "lm_head.right", rank, d);
+    bad |= describe(p, PG_HEAD, -1, "lm_head.left", classes, rank);
+  } else {
+    bad |= describe(p, PG_HEAD, -1, "lm_head", classes, d);
+  }
   return bad;
 }
 
@@ -63,7 +72,7 @@ int pg_model_describe(pg_context *ctx, const pg_model_config *config, pg_model *
   if (!model) goto memory;
   model->context = ctx;
   model->config = resolved;
-  size_t count = (size_t)(resolved.layers * PG_BLOCK_MATRICES + 2);
+  size_t count = (size_t)(resolved.layers * PG_BLOCK_MATRICES + 2 + (resolved.head.rank > 0));
   model->parameters = calloc(count, sizeof *model->parameters);
   if (!model->parameters) goto memory;
   model->count = count;
@@ -83,7 +92,34 @@ int64_t pg__model_elements(const pg_model *model) {
   for (size_t i = 0; i < model->count; i++)
     elements += pg__round_up(storage_rows(&model->parameters[i]) * model->parameters[i].columns,
                              VALUE_ELEMENTS);
+  if (pg__head_narrows(&model->config))
+    elements +=
+        pg__round_up(model->config.head.backward_rank * model->config.width, VALUE_ELEMENTS);
   return elements;
+}
+
+/* The subspace that the backward pass of the head keeps: Gaussian rows, made orthonormal, so that
+ * it is uniform among those of its dimension and the same for every model of the config. */
+static int make_basis(pg_model *model, int64_t offset) {
+  pg_context *ctx = model->context;
+  const int64_t shape[2] = {model->config.head.backward_rank, model->config.width};
+  const int64_t stride[2] = {shape[1], 1}, n = shape[0] * shape[1];
+  int status = 0;
+  float *narrow = malloc((size_t)n * sizeof *narrow);
+  double *wide = malloc((size_t)n * sizeof *wide);
+  if (!narrow || !wide)
+    PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory for the head's backward subspace"));
+  pg_normals((uint64_t)model->config.head.backward_seed, pg_hash_name("lm_head.backward"), 0,
+             (size_t)n, narrow);
+  for (int64_t i = 0; i < n; i++) wide[i] = (double)narrow[i];
+  PG_TRY(pg__orthonormal_rows(ctx, wide, shape[0], shape[1]));
+  for (int64_t i = 0; i < n; i++) narrow[i] = (float)wide[i];
+  PG_TRY(pg_tensor_view(model->weights, offset, 2, shape, stride, &model->basis));
+  PG_TRY(pg_tensor_write(model->basis, narrow));
+fail:
+  free(narrow);
+  free(wide);
+  return status;
 }
 
 int pg_model_new(pg_context *ctx, const pg_model_config *config, pg_model **out) {
@@ -111,6 +147,7 @@ int pg_model_new(pg_context *ctx, const pg_model_config *config, pg_model **out)
     PG_TRY(pg_tensor_view(model->weights, offset, 2, shape, stride, &p->value));
     offset += pg__round_up(storage_rows(p) * p->columns, VALUE_ELEMENTS);
   }
+  if (pg__head_narrows(&model->config)) PG_TRY(make_basis(model, offset));
   *out = model;
   return 0;
 fail:
@@ -125,6 +162,8 @@ void pg_model_free(pg_model *model) {
     pg_tensor_free(model->parameters[i].copy);
     free((char *)model->parameters[i].name);
   }
+  pg_tensor_free(model->basis);
+  pg_tensor_free(model->basis_copy);
   pg_tensor_free(model->weights);
   pg_tensor_free(model->copies);
   free(model->parameters);
@@ -161,14 +200,26 @@ pg_parameter *pg_model_head(const pg_model *model) {
   return &model->parameters[model->count - 1];
 }
 
+pg_parameter *pg_model_head_inner(const pg_model *model) {
+  return model->config.head.rank ? &model->parameters[model->count - 2] : NULL;
+}
+
+int pg_model_head_matrix(const pg_model *model, pg_tensor **out) {
+  const pg_tensor *head = pg_model_head(model)->value;
+  const pg_parameter *inner = pg_model_head_inner(model);
+  if (inner) return pg_tensor_matmul(head, inner->value, out);
+  return pg_tensor_view(head, 0, 2, head->shape, head->stride, out);
+}
+
 /* ---- the compute type ------------------------------------------------------------------ */
 static void drop_copies(pg_model *model) {
   for (size_t i = 0; i < model->count; i++) {
     pg_tensor_free(model->parameters[i].copy);
     model->parameters[i].copy = NULL;
   }
+  pg_tensor_free(model->basis_copy);
   pg_tensor_free(model->copies);
-  model->copies = NULL;
+  model->copies = model->basis_copy = NULL;
   model->compute = PG_F32;
 }
 
@@ -192,6 +243,12 @@ int pg_model_set_compute(pg_model *model, pg_dtype type) {
     int64_t shape[2] = {p->rows, p->columns}, stride[2] = {p->columns, 1};
     PG_TRY(pg_tensor_view(model->copies, offset, 2, shape, stride, &p->copy));
     offset += pg__round_up(storage_rows(p) * p->columns, VALUE_ELEMENTS);
+  }
+  if (model->basis) {
+    const pg_tensor *b = model->basis;
+    PG_TRY(pg_tensor_view(model->copies, offset, 2, b->shape, b->stride, &model->basis_copy));
+    PG_LAUNCH(ctx, convert, PG_F32, b->data, PG_BF16, model->basis_copy->data,
+              pg_tensor_elements(b));
   }
   model->compute = type;
   PG_TRY(pg_model_refresh(model, NULL));
@@ -249,7 +306,9 @@ int pg_model_init(pg_model *model, uint64_t seed) {
   if (!slab) return pg_fail(ctx, PG_ENOMEM, "no memory to draw initial weights");
   for (size_t i = 0; i < model->count; i++) {
     pg_parameter *p = &model->parameters[i];
-    PG_TRY(init_parameter(ctx, p, model->config.init_std[p->role], seed, slab));
+    const double std = p == pg_model_head_inner(model) ? 1 / sqrt((double)p->rows)
+                                                       : model->config.init_std[p->role];
+    PG_TRY(init_parameter(ctx, p, std, seed, slab));
   }
   PG_TRY(pg_model_refresh(model, NULL));
 fail:

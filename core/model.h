@@ -15,6 +15,20 @@ extern "C" {
 typedef enum pg_role { PG_EMBEDDING, PG_BACKBONE, PG_HEAD, PG_ROLES } pg_role;
 const char *pg_role_name(pg_role role); /* "embedding", "backbone", "head" */
 
+/* What tests of cause change about the head U and its backward pass (the gradient bottleneck,
+ * bottleneck.h). Zeros change nothing. g is the loss's gradient at the logits. */
+typedef struct pg_head_config {
+  int64_t rank;  /* U = A B with A [V, rank], B [rank, width]; 0: one matrix. At most the width */
+  int64_t extra; /* rows after the vocabulary's, classes of the softmax that are never a target */
+  /* Of U^T g only the projection onto a fixed random subspace of so many dimensions reaches the
+   * blocks; the forward pass and the head's own gradient stay what they are. 0 or width: all */
+  int64_t backward_rank;
+  int64_t backward_seed; /* what that subspace is drawn from, >= 0 */
+  /* The gradient of U (or A) is projected onto its own column space, U (U^T U)^-1 U^T g h^T: it
+   * learns from no more than what the blocks are told. Takes independent columns */
+  bool drop_residual;
+} pg_head_config;
+
 typedef struct pg_model_config {
   int64_t layers;            /* >= 0 */
   int64_t width;             /* d */
@@ -26,7 +40,9 @@ typedef struct pg_model_config {
   double norm_eps;           /* 1e-6 */
   double rope_base;          /* 1e4 */
   double logit_scale;        /* logits = logit_scale * U h; 1 */
-  double init_std[PG_ROLES]; /* standard deviation of initial weights per role; 0.02; 0 allowed */
+  double init_std[PG_ROLES]; /* standard deviation of initial weights per role; 0.02; 0 allowed.
+                                Of A when the head is A B; B's is 1/sqrt(rank), and so U has it */
+  pg_head_config head;
 } pg_model_config;
 
 /* Zero sizes, default constants. Then set sizes; head_dim 0 means 64, mlp 0 means 4 width. */
@@ -35,7 +51,8 @@ void pg_model_config_default(pg_model_config *config);
 int pg_model_config_preset(pg_context *ctx, const char *name, pg_model_config *config);
 /* Fill in head_dim and mlp and check everything: PG_EINVAL names the size, its value, the range. */
 int pg_model_config_resolve(pg_context *ctx, pg_model_config *config);
-/* Number of weights of a resolved config: layers * (4 d heads head_dim + 3 d mlp) + 2 V d. */
+/* Number of weights of a resolved config: layers * (4 d heads head_dim + 3 d mlp) + V d and the
+ * head's, (V + extra) d, or (V + extra + d) rank. */
 int64_t pg_model_config_weights(const pg_model_config *config);
 
 /* A parameter: a named matrix [rows, columns], what hangs on it, and who updates it. Storage may
@@ -57,7 +74,8 @@ typedef struct pg_parameter {
 
 typedef struct pg_model pg_model;
 
-/* Allocate all parameters, zero. Order: embedding, blocks 0…L-1 (q k v o gate up down), head. */
+/* Allocate all parameters, zero. Order: embedding, blocks 0…L-1 (q k v o gate up down), head (B
+ * before A where it is A B). */
 int pg_model_new(pg_context *ctx, const pg_model_config *config, pg_model **out);
 /* A model without memory: its parameters have names, roles and shapes, and no values. */
 int pg_model_describe(pg_context *ctx, const pg_model_config *config, pg_model **out);
@@ -69,7 +87,13 @@ pg_parameter *pg_model_parameter(const pg_model *model, size_t index);
 /* NULL when there is none of that name. */
 pg_parameter *pg_model_find(const pg_model *model, const char *name);
 pg_parameter *pg_model_embedding(const pg_model *model);
-pg_parameter *pg_model_head(const pg_model *model);
+pg_parameter *pg_model_head(const pg_model *model);       /* U, or A where it is A B */
+pg_parameter *pg_model_head_inner(const pg_model *model); /* B; NULL where U is one matrix */
+/* U [V + extra, width] as a tensor of the caller's: a view, or the product of the present A and B.
+ */
+int pg_model_head_matrix(const pg_model *model, pg_tensor **out);
+/* Classes of the softmax, V + extra. */
+int64_t pg_model_classes(const pg_model_config *config);
 
 /* What products of this model compute in: PG_F32 (at first) or PG_BF16, which keeps a rounded copy
  * of every parameter. Everything here that changes weights refreshes the copies; who changes a
@@ -133,8 +157,9 @@ int pg_model_backward_ready(const pg_model *model, pg_activations *a, pg_ready_f
                             void *self);
 
 /* range[i] = max_v z_v - min_v z_v with z = logit_scale * M h_i for each of the last forward's
- * positions, `matrix` [V, width] (an increment, say): host memory, `count` positions from `first`.
- * The product is fp32 whatever the compute type: an increment is small against the weights. */
+ * positions, `matrix` [V + extra, width] (an increment, say): host memory, `count` positions from
+ * `first`. The product is fp32 whatever the compute type: an increment is small against the
+ * weights. */
 int pg_head_ranges(const pg_model *model, pg_activations *a, const pg_tensor *matrix, int64_t first,
                    int64_t count, float *range);
 /* Logits [V] (fp32, host) of position `position` of the last forward. */

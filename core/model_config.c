@@ -54,6 +54,32 @@ static int check_size(pg_context *ctx, const char *field, int64_t value, int64_t
                  (long long)least, (long long)most);
 }
 
+int64_t pg_model_classes(const pg_model_config *c) {
+  return c->vocab + c->head.extra;
+}
+
+static int check_head(pg_context *ctx, const pg_model_config *c) {
+  const pg_head_config *h = &c->head;
+  int status;
+  PG_TRY(check_size(ctx, "head.rank", h->rank, 0, c->width));
+  PG_TRY(check_size(ctx, "head.extra", h->extra, 0, MAX_IDS - c->vocab));
+  PG_TRY(check_size(ctx, "head.backward_rank", h->backward_rank, 0, c->width));
+  PG_TRY(check_size(ctx, "head.backward_seed", h->backward_seed, 0, INT64_MAX));
+  if (h->backward_seed && !h->backward_rank)
+    return pg_fail(ctx, PG_EINVAL,
+                   "model.head.backward_seed is %lld without model.head.backward_rank, whose "
+                   "subspace it draws",
+                   (long long)h->backward_seed);
+  const int64_t columns = h->rank ? h->rank : c->width;
+  if (h->drop_residual && columns >= pg_model_classes(c))
+    return pg_fail(ctx, PG_EINVAL,
+                   "model.head.residual cannot be off: the %lld columns of a head of %lld rows "
+                   "leave no residual",
+                   (long long)columns, (long long)pg_model_classes(c));
+fail:
+  return status;
+}
+
 int pg_model_config_resolve(pg_context *ctx, pg_model_config *config) {
   pg_model_config c = *config;
   int status;
@@ -84,6 +110,7 @@ int pg_model_config_resolve(pg_context *ctx, pg_model_config *config) {
     if (!(c.init_std[role] >= 0 && c.init_std[role] <= 1e6))
       return pg_fail(ctx, PG_EINVAL, "model.init_std of the %s is %g; allowed: 0 to 1e6",
                      pg_role_name((pg_role)role), c.init_std[role]);
+  PG_TRY(check_head(ctx, &c));
   *config = c;
   return 0;
 fail:
@@ -94,12 +121,18 @@ int64_t pg_model_config_weights(const pg_model_config *c) {
   /* In 128 bits: below 2^127 for any five positive sizes within the bounds above. */
   __int128 attention = (__int128)4 * c->width * (c->heads * c->head_dim);
   __int128 block = attention + (__int128)3 * c->width * c->mlp;
-  __int128 all = block * c->layers + (__int128)2 * c->vocab * c->width;
+  const int64_t classes = pg_model_classes(c), rank = c->head.rank;
+  __int128 head = rank ? (__int128)(classes + c->width) * rank : (__int128)classes * c->width;
+  __int128 all = block * c->layers + (__int128)c->vocab * c->width + head;
   return all > INT64_MAX ? INT64_MAX : (int64_t)all;
 }
 
 bool pg__model_config_matches(const pg_model_config *a, const pg_model_config *b) {
   return a->layers == b->layers && a->width == b->width && a->heads == b->heads &&
          a->head_dim == b->head_dim && a->mlp == b->mlp && a->vocab == b->vocab &&
-         a->context == b->context && a->norm_eps == b->norm_eps && a->rope_base == b->rope_base;
+         a->context == b->context && a->norm_eps == b->norm_eps && a->rope_base == b->rope_base &&
+         a->head.rank == b->head.rank && a->head.extra == b->head.extra &&
+         a->head.backward_rank == b->head.backward_rank &&
+         a->head.backward_seed == b->head.backward_seed &&
+         a->head.drop_residual == b->head.drop_residual;
 }

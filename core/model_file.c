@@ -1,5 +1,8 @@
 /* A model's weights as a safetensors file in Hugging Face's names. Our norms have no gains; the
- * files carry gains of one, since transformers expects them, and files without gains are read. */
+ * files carry gains of one, since transformers expects them, and files without gains are read.
+ * What transformers does not know of the head has names of its own beside lm_head.weight [V, d]:
+ * extra classes are rows of lm_head.extra.weight, and a head A B is in lm_head.left.weight and
+ * lm_head.right.weight, with its product, which is not read back, under the usual name. */
 #include "model_internal.h"
 #include "safetensors.h"
 #include <errno.h>
@@ -17,6 +20,47 @@ static const struct {
     {"self_attn.q_norm", true},
     {"self_attn.k_norm", true},
 };
+/* What a file calls rows [first, first + rows) of a parameter. */
+typedef struct part {
+  const char *name;
+  pg_tensor *tensor; /* a view; owned */
+} part;
+static const char product_name[] = "lm_head.weight", extra_name[] = "lm_head.extra.weight";
+
+static void free_parts(part *parts, size_t count) {
+  for (size_t i = 0; parts && i < count; i++) pg_tensor_free(parts[i].tensor);
+  free(parts);
+}
+
+/* The parts of all parameters: one each, but for a head with rows of its own kind. */
+static int make_parts(const pg_model *model, part **out, size_t *count) {
+  const int64_t vocab = model->config.vocab, extra = model->config.head.extra;
+  const bool split = extra && !model->config.head.rank;
+  int status = 0;
+  part *parts = calloc(model->count + 1, sizeof *parts);
+  *count = 0;
+  if (!parts)
+    PG_TRY(pg_fail(model->context, PG_ENOMEM, "no memory to list the tensors of a model"));
+  for (size_t i = 0; i < model->count; i++) {
+    const pg_parameter *p = &model->parameters[i];
+    const bool head = split && p == pg_model_head(model);
+    const int64_t shape[2] = {head ? vocab : p->rows, p->columns}, rest[2] = {extra, p->columns};
+    parts[*count].name = p->name;
+    PG_TRY(pg_tensor_view(p->value, 0, 2, shape, p->value->stride, &parts[(*count)++].tensor));
+    if (!head) continue;
+    parts[*count].name = extra_name;
+    PG_TRY(pg_tensor_view(p->value, vocab * p->columns, 2, rest, p->value->stride,
+                          &parts[(*count)++].tensor));
+  }
+  *out = parts;
+  return 0;
+fail:
+  free_parts(parts, *count);
+  *out = NULL;
+  *count = 0;
+  return status;
+}
+
 static const char final_gain[] = "model.norm.weight";
 #define GAIN_NAME 80
 
@@ -93,20 +137,23 @@ fail:
 }
 
 /* Everything about the file that can be known before a weight changes. */
-static int check_file(const pg_model *model, const char *path, pg_safetensors *file) {
+static int check_file(const pg_model *model, const char *path, pg_safetensors *file,
+                      const part *parts, size_t count) {
   pg_context *ctx = model->context;
   int status = 0;
-  for (size_t i = 0; i < model->count; i++) {
-    const pg_parameter *p = &model->parameters[i];
-    const pg_safetensors_entry *e = pg_safetensors_find(file, p->name);
+  for (size_t i = 0; i < count; i++) {
+    const int64_t *shape = parts[i].tensor->shape;
+    const pg_safetensors_entry *e = pg_safetensors_find(file, parts[i].name);
     if (!e)
-      return pg_fail(ctx, PG_EFORMAT, "%s: tensor %s [%lld, %lld] is missing", path, p->name,
-                     (long long)p->rows, (long long)p->columns);
-    PG_TRY(check_entry(ctx, path, e, 2, p->rows, p->columns));
+      return pg_fail(ctx, PG_EFORMAT, "%s: tensor %s [%lld, %lld] is missing", path, parts[i].name,
+                     (long long)shape[0], (long long)shape[1]);
+    PG_TRY(check_entry(ctx, path, e, 2, shape[0], shape[1]));
   }
   for (size_t i = 0; i < pg_safetensors_count(file); i++) {
     const pg_safetensors_entry *e = pg_safetensors_at(file, i);
-    if (pg_model_find(model, e->name)) continue;
+    bool known = model->config.head.rank && !strcmp(e->name, product_name);
+    for (size_t j = 0; j < count && !known; j++) known = !strcmp(e->name, parts[j].name);
+    if (known) continue;
     int64_t length = gain_length(&model->config, e->name);
     if (!length)
       return pg_fail(ctx, PG_EFORMAT, "%s: tensor %s is not part of this model of %lld layers",
@@ -123,6 +170,8 @@ int pg_model_load(pg_model *model, const char *path) {
   struct stat info;
   char *inside = NULL;
   pg_safetensors *file = NULL;
+  part *parts = NULL;
+  size_t count = 0;
   if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
     if (asprintf(&inside, "%s/model.safetensors", path) < 0) {
       inside = NULL;
@@ -132,12 +181,14 @@ int pg_model_load(pg_model *model, const char *path) {
     path = inside;
   }
   PG_TRY(pg_safetensors_open(ctx, path, &file));
-  PG_TRY(check_file(model, path, file));
-  for (size_t i = 0; i < model->count; i++)
-    PG_TRY(pg_safetensors_read_tensor(file, model->parameters[i].name, model->parameters[i].value));
+  PG_TRY(make_parts(model, &parts, &count));
+  PG_TRY(check_file(model, path, file, parts, count));
+  for (size_t i = 0; i < count; i++)
+    PG_TRY(pg_safetensors_read_tensor(file, parts[i].name, parts[i].tensor));
   PG_TRY(pg_model_refresh(model, NULL));
 fail:
   pg_safetensors_close(file);
+  free_parts(parts, count);
   free(inside);
   return status;
 }
@@ -146,20 +197,29 @@ int pg_model_save(const pg_model *model, const char *path) {
   const pg_model_config *c = &model->config;
   static const char *const metadata[] = {"format", "pt", NULL};
   size_t gains = (size_t)c->layers * PG_COUNT(block_gains) + 1;
-  size_t count = 0;
+  size_t count = 0, part_count = 0;
   int status = PG_ENOMEM;
-  pg_named_tensor *tensors = calloc(model->count + gains, sizeof *tensors);
+  part *parts = NULL;
+  pg_tensor *whole = NULL, *product = NULL;
+  pg_named_tensor *tensors = calloc(model->count + 2 + gains, sizeof *tensors);
   char(*names)[GAIN_NAME] = calloc(gains, sizeof *names);
   if (!tensors || !names) {
     pg_fail(model->context, status, "no memory to list the tensors of %s", path);
     goto fail;
   }
-  for (size_t i = 0; i < model->count; i++)
-    tensors[count++] =
-        (pg_named_tensor){.name = model->parameters[i].name, .tensor = model->parameters[i].value};
+  PG_TRY(make_parts(model, &parts, &part_count));
+  for (size_t i = 0; i < part_count; i++)
+    tensors[count++] = (pg_named_tensor){.name = parts[i].name, .tensor = parts[i].tensor};
+  if (c->head.rank) {
+    const int64_t shape[2] = {c->vocab, c->width};
+    PG_TRY(pg_model_head_matrix(model, &whole));
+    PG_TRY(pg_tensor_view(whole, 0, 2, shape, whole->stride, &product));
+    tensors[count++] = (pg_named_tensor){.name = product_name, .tensor = product};
+  }
+  const size_t weights = count;
   for (int64_t layer = 0; layer < c->layers; layer++)
     for (size_t i = 0; i < PG_COUNT(block_gains); i++) {
-      char *name = names[count - model->count];
+      char *name = names[count - weights];
       gain_name(layer, i, name);
       tensors[count++] =
           (pg_named_tensor){.name = name, .ones = block_gains[i].of_head ? c->head_dim : c->width};
@@ -167,6 +227,9 @@ int pg_model_save(const pg_model *model, const char *path) {
   tensors[count++] = (pg_named_tensor){.name = final_gain, .ones = c->width};
   PG_TRY(pg_safetensors_write(model->context, path, tensors, count, metadata));
 fail:
+  pg_tensor_free(product);
+  pg_tensor_free(whole);
+  free_parts(parts, part_count);
   free(names);
   free(tensors);
   return status;

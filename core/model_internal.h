@@ -23,9 +23,12 @@ struct pg_model {
   pg_model_config config;
   pg_tensor *weights; /* one allocation; every value is a view of it */
   pg_tensor *copies;  /* the same in bf16; NULL in fp32 */
+  /* Orthonormal rows that span what the backward pass keeps, [backward_rank, width], and their
+   * copy; NULL: all of it is kept */
+  pg_tensor *basis, *basis_copy;
   pg_dtype compute;
   size_t count;
-  pg_parameter *parameters; /* embedding, blocks, head */
+  pg_parameter *parameters; /* embedding, blocks, head: B before A where it is A B */
 };
 
 /* What a block's backward pass reads, N = batch * time positions, d = width, D = heads * head_dim,
@@ -77,6 +80,11 @@ struct pg_activations {
   double *loss_sum;                /* [1] for those who download it */
   float *logits;                   /* [chunk, logits_ld]; shares memory with the blocks' scratch */
   float *wide;                     /* [chunk, d] hidden states of a chunk in fp32; NULL in fp32 */
+  void *inner, *dinner;            /* [chunk, rank] B h of a chunk, in fp32 or narrower, and its
+                                      gradient; NULL where the head is one matrix */
+  void *projected;                 /* [chunk, backward_rank]; NULL without it */
+  float *moment;                   /* [k, k] U^T g h^T for a head of k columns; NULL unless the
+                                      residual is dropped */
   int64_t chunk, logits_ld;
 
   /* the last forward */
@@ -105,6 +113,10 @@ int pg__check_ids(pg_context *ctx, const int32_t *ids, int64_t n, int64_t vocab,
 /* Parameter `which` of block `layer`. */
 static inline pg_parameter *pg__block_parameter(const pg_model *model, int64_t layer, int which) {
   return &model->parameters[1 + layer * PG_BLOCK_MATRICES + which];
+}
+/* Whether the backward pass keeps less than the whole width. */
+static inline bool pg__head_narrows(const pg_model_config *c) {
+  return c->head.backward_rank && c->head.backward_rank < c->width;
 }
 /* What products read of a parameter, in the model's compute type. */
 static inline const void *pg__weight(const pg_parameter *w) {
@@ -147,6 +159,8 @@ int pg__linear_backward(const pg_activations *a, const pg_parameter *w, const vo
 int pg__block_forward(const pg_model *model, pg_activations *a, int64_t layer, void *output);
 int pg__block_backward(const pg_model *model, pg_activations *a, int64_t layer);
 
+/* PG_EINVAL unless both are of one context and one softmax. */
+int pg__check_comparable(const pg_model *from, const pg_model *to);
 /* Ranges of z_to - z_from for the first `count` positions of the last forward of each, in fp32. */
 int pg__head_between(const pg_model *from, pg_activations *a, const pg_model *to, pg_activations *b,
                      int64_t count, float *range);

@@ -5,6 +5,7 @@
 #ifndef PERIGEE_H
 #define PERIGEE_H
 
+#include "bottleneck.h"
 #include "checkpoint.h"
 #include "comm.h"
 #include "context.h"

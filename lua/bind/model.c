@@ -31,10 +31,26 @@ static void read_init_std(lua_State *L, int index, pg_model_config *config) {
   lua_pop(L, 1);
 }
 
+static void read_head(lua_State *L, int index, pg_head_config *head) {
+  static const char *const keys[] = {"rank",          "extra",    "backward_rank",
+                                     "backward_seed", "residual", NULL};
+  bool residual = true;
+  if (!pgl_raw(L, index, "head")) return;
+  const int at = lua_gettop(L);
+  pgl_table(L, at, "model.head", keys);
+  pgl_get_integer(L, at, "model.head", "rank", 1, INT64_MAX, &head->rank);
+  pgl_get_integer(L, at, "model.head", "extra", 0, INT64_MAX, &head->extra);
+  pgl_get_integer(L, at, "model.head", "backward_rank", 1, INT64_MAX, &head->backward_rank);
+  pgl_get_integer(L, at, "model.head", "backward_seed", 0, INT64_MAX, &head->backward_seed);
+  pgl_get_boolean(L, at, "model.head", "residual", &residual);
+  head->drop_residual = !residual;
+  lua_pop(L, 1);
+}
+
 void pgl_read_config(lua_State *L, int index, pg_model_config *config) {
   static const char *const keys[] = {"preset",   "layers",      "width",   "heads",    "head_dim",
                                      "mlp",      "vocab",       "context", "norm_eps", "rope_base",
-                                     "init_std", "logit_scale", "weights", NULL};
+                                     "init_std", "logit_scale", "weights", "head",     NULL};
   struct pg_context scratch;
   const char *preset = NULL;
   int64_t weights = 0;
@@ -57,6 +73,7 @@ void pgl_read_config(lua_State *L, int index, pg_model_config *config) {
   pgl_get_number(L, index, "model", "rope_base", &config->rope_base);
   pgl_get_number(L, index, "model", "logit_scale", &config->logit_scale);
   read_init_std(L, index, config);
+  read_head(L, index, &config->head);
   if (pg_model_config_resolve(&scratch, config) < 0)
     luaL_error(L, "%s", pg_context_message(&scratch));
   /* A resolved table may come back; its count must still be right. */
@@ -66,8 +83,23 @@ void pgl_read_config(lua_State *L, int index, pg_model_config *config) {
                (LUAI_UACINT)pg_model_config_weights(config));
 }
 
+/* Nothing where tests of cause change nothing. */
+static void push_head(lua_State *L, const pg_head_config *head) {
+  if (!head->rank && !head->extra && !head->backward_rank && !head->drop_residual) return;
+  lua_createtable(L, 0, 5);
+  if (head->rank) pgl_set_integer(L, "rank", head->rank);
+  if (head->extra) pgl_set_integer(L, "extra", head->extra);
+  if (head->backward_rank) {
+    pgl_set_integer(L, "backward_rank", head->backward_rank);
+    pgl_set_integer(L, "backward_seed", head->backward_seed);
+  }
+  lua_pushboolean(L, !head->drop_residual);
+  lua_setfield(L, -2, "residual");
+  lua_setfield(L, -2, "head");
+}
+
 void pgl_push_config(lua_State *L, const pg_model_config *config) {
-  lua_createtable(L, 0, 12);
+  lua_createtable(L, 0, 13);
   pgl_set_integer(L, "layers", config->layers);
   pgl_set_integer(L, "width", config->width);
   pgl_set_integer(L, "heads", config->heads);
@@ -82,6 +114,7 @@ void pgl_push_config(lua_State *L, const pg_model_config *config) {
   for (int r = 0; r < PG_ROLES; r++)
     pgl_set_number(L, pg_role_name((pg_role)r), config->init_std[r]);
   lua_setfield(L, -2, "init_std");
+  push_head(L, &config->head);
   pgl_set_integer(L, "weights", pg_model_config_weights(config));
 }
 
