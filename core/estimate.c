@@ -136,6 +136,9 @@ int pg_run_estimate(pg_context *ctx, const pg_model_config *config, pg_dtype com
     int64_t with;
     work.cloud_columns = c->width;
     PG_LAUNCH(ctx, workspace, &work, &with);
+    /* The increment of a head A B is a product of a host's, made of two. */
+    if (c->head.rank)
+      with += (2 * pg_model_classes(c) + c->head.rank) * c->width * (int64_t)sizeof(float);
     most = pg__max(most, with - need.workspace);
   }
   need.scratch = (sizes.scratch + sizes.moment) * (int64_t)sizeof(float) + most +

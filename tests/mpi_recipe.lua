@@ -7,7 +7,7 @@ local p = pg.params {
   layers = 2, width = 32,
   fault = pg.choice { "none", "nan", "overflow", "hook", "exit", "kill", "hang", "data", "end",
     "stop", "signal", "optimizer", "slots", "alone" },
-  rank = 1, at = 3, every = 40, own = false,
+  rank = 1, at = 3, every = 40, own = false, switched = false,
 }
 
 local head = {
@@ -60,7 +60,8 @@ local my_muon = pg.optim.define {
 return pg.recipe {
   name = "golden", seed = 3, shard_optimizer = p.shard, rank_timeout = p.timeout,
   model = { layers = p.layers, width = p.width, heads = 2, head_dim = 16, mlp = 128, vocab = 97,
-    context = 16, init = p.golden .. "/init.safetensors" },
+    context = 16, init = not p.switched and p.golden .. "/init.safetensors" or nil,
+    head = p.switched and { rank = 12, extra = 5, backward_rank = 7, residual = false } or nil },
   data = pg.data.shards { path = p.data ~= "" and p.data or p.golden },
   batch = { sequences = p.sequences, micro = p.micro > 0 and p.micro or nil },
   updates = p.updates, max_updates = p.last, log = { every = 1 },

@@ -87,8 +87,8 @@ end
 
 local alone = {} -- sequences and head -> the run directory of one rank
 local function one_rank(settings)
-  local key = ("%d %s %s"):format(settings.sequences or 8, settings.head or "adamw",
-    tostring(settings.own))
+  local key = ("%d %s %s %s"):format(settings.sequences or 8, settings.head or "adamw",
+    tostring(settings.own), tostring(settings.switched))
   if not alone[key] then
     local out, code, _, err = train(0, settings)
     assert.equal(0, code, err)
@@ -107,6 +107,7 @@ describe("ranks", function()
     { 4, { head = "rownorm", shard = true } }, { 4, { head = "adamw", shard = false } },
     { 4, { head = "adamw", shard = true, micro = 0 } },
     { 3, { head = "adamw", shard = true, sequences = 6, micro = 2, own = true } },
+    { 2, { head = "adamw", shard = true, switched = true } },
   } do
     local ranks, settings = case[1], case[2]
     local words = {}

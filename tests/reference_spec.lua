@@ -95,6 +95,9 @@ describe("the reference documents", function()
     documented("A recipe", listed(function()
       return support.recipe(pg, "x", { model = { init_std = unknown } })
     end))
+    documented("A recipe", listed(function()
+      return support.recipe(pg, "x", { model = { head = unknown } })
+    end))
     documented("Resume and fork", recipe_keys("fork"))
     -- Those of the table, each with a row of its own.
     local part = section("A recipe")
@@ -110,6 +113,8 @@ describe("the reference documents", function()
     documented(nil, members(pg.geometry), "pg%%.geometry%%.%s")
     documented("Geometry", listed(pg.geometry.row_norms, nil, unknown))
     documented("Panels", listed(pg.panel, unknown))
+    documented("The gradient bottleneck", listed(pg.geometry.bottleneck, nil, unknown))
+    documented("Hooks", listed(pg.diagnostics.bottleneck, unknown))
     documented("The functional size of a change", listed(pg.geometry.hilbert, nil, nil, unknown))
     documented("Geometry", listed(pg.geometry.radius, nil, unknown))
     documented("A recipe", members(pg.data), "pg%%.data%%.%s")
@@ -207,6 +212,7 @@ describe("the reference documents", function()
     local run = assert(pg.open(support.recipe(pg, data, { updates = 2, hooks = {
       pg.every(1, pg.diagnostics.head_diameter()),
       pg.every(1, pg.diagnostics.validation { tokens = 64, hilbert_panel = 64 }),
+      pg.every(1, pg.diagnostics.bottleneck { panel = 64 }),
       pg.checkpoint { every = 1 } } }), { out = out, threads = 1 }))
     for _ in run:updates() do end -- luacheck: ignore 542
     run:close()

@@ -157,19 +157,25 @@ static int functional_between(lua_State *L) {
   return push_result(L, &sizes, changes, count, o.backward);
 }
 
+const int32_t *pgl_targets(lua_State *L, int arg, int64_t *count) {
+  luaL_checktype(L, arg, LUA_TTABLE);
+  *count = (int64_t)lua_rawlen(L, arg);
+  int32_t *targets = lua_newuserdatauv(L, sizeof(int32_t) * (size_t)pg__max(1, *count), 0);
+  for (int64_t i = 0; i < *count; i++) {
+    lua_rawgeti(L, arg, i + 1);
+    targets[i] = (int32_t)pgl_integer(L, -1, "target", 0, INT32_MAX);
+    lua_pop(L, 1);
+  }
+  return targets;
+}
+
 /* core.functional_states(head, matrix, hidden, targets, scale [, { before, backward }]) */
 static int functional_states(lua_State *L) {
   lua_settop(L, 6);
   const double scale = pgl_number(L, 5, "scale");
   const pg_functional_options o = read_options(L, 6);
-  luaL_checktype(L, 4, LUA_TTABLE);
-  const int64_t count = (int64_t)lua_rawlen(L, 4);
-  int32_t *targets = lua_newuserdatauv(L, sizeof(int32_t) * (size_t)pg__max(1, count), 0);
-  for (int64_t i = 0; i < count; i++) {
-    lua_rawgeti(L, 4, i + 1);
-    targets[i] = (int32_t)pgl_integer(L, -1, "target", 0, INT32_MAX);
-    lua_pop(L, 1);
-  }
+  int64_t count;
+  const int32_t *targets = pgl_targets(L, 4, &count);
   pg_change *changes = new_changes(L, count);
   const pgl_tensor *head = pgl_check_tensor(L, 1), *matrix = pgl_check_tensor(L, 2),
                    *hidden = pgl_check_tensor(L, 3);

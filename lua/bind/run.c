@@ -424,6 +424,7 @@ static const luaL_Reg methods[] = {{"assign", run_assign},
                                    {"hilbert", pgl_run_hilbert},
                                    {"functional", pgl_run_functional},
                                    {"functional_from", pgl_run_functional_from},
+                                   {"bottleneck", pgl_run_bottleneck},
                                    {NULL, NULL}};
 static const luaL_Reg functions[] = {{"run", run_new},
                                      {"checkpoint_verify", checkpoint_verify},

@@ -42,6 +42,13 @@ local function model_object(resolved, spec)
     "norm_eps", "rope_base", "logit_scale", "init_std", "weights" } do
     object[#object + 1] = { key, resolved[key] }
   end
+  if resolved.head then
+    local list = {}
+    for _, key in ipairs { "rank", "extra", "backward_rank", "backward_seed", "residual" } do
+      list[#list + 1] = { key, resolved.head[key] }
+    end
+    object[#object + 1] = { "head", directory.object(list) }
+  end
   object[#object + 1] = { "preset", spec.model.preset }
   object[#object + 1] = { "init", spec.model.init and directory.public_path(spec.model.init) }
   return directory.object(object)

@@ -46,7 +46,8 @@ function diagnostics.head_diameter(options)
   end, function(run)
     local name = "diagnostics/lm_head_step/diameter_exact"
     if run.update == 0 then return nil end -- no increment yet
-    local found = run:diameter(run.head.increment)
+    local product <close> = (run.config.head or {}).rank and run:head_increment() or nil
+    local found = run:diameter(product or run.head.increment)
     run:log(name, found.value)
     if found.rows then
       -- Rows count from 1, token ids from 0.
@@ -85,12 +86,29 @@ function diagnostics.validation(options)
   end)
 end
 
+-- How much of the loss's gradient at the logits gets through the head, over a panel: geometry,
+-- which is not known to tell how well a model trains.
+function diagnostics.bottleneck(options)
+  check.table(nil, "pg.diagnostics.bottleneck", options, "{ panel = … }")
+  keys.check(options, { "panel" }, "pg.diagnostics.bottleneck")
+  local panel = panels.new(options.panel, "pg.diagnostics.bottleneck panel")
+  return new("bottleneck", function(run) return { panel = run:panel(panel) } end,
+    function(run, ready)
+      local found = require("perigee.geometry").raw.bottleneck(ready.panel, { run = run })
+      run:log("geometry/lm_head/kept_rms", found.rms)
+      run:log("geometry/lm_head/kept_median", found.median)
+      run:log("geometry/lm_head/kept_baseline", found.baseline)
+      return found.rms
+    end)
+end
+
 diagnostics.public = setmetatable({
   head_diameter = diagnostics.head_diameter, validation = diagnostics.validation,
+  bottleneck = diagnostics.bottleneck,
 }, {
   __index = function(_, name)
     errors.misuse("pg.diagnostics has no '%s'%s", tostring(name),
-      keys.suggestion(name, { "head_diameter", "validation" }))
+      keys.suggestion(name, { "bottleneck", "head_diameter", "validation" }))
   end,
 })
 

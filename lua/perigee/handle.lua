@@ -9,6 +9,7 @@ local optim = require "perigee.optim"
 local panels = require "perigee.panels"
 local runs = require "perigee.run"
 local state = require "perigee.state"
+local weights = require "perigee.weights"
 
 local methods = runs.methods
 local inner = runs.inner
@@ -317,13 +318,22 @@ function methods.kept(handle, name)
     #names > 0 and " (known: " .. table.concat(names, ", ") .. ")" or "")
 end
 
+-- What the last update added to the head U, decay excluded: its increment, or with U = A B what
+-- became of the increments of both.
+function methods.head_increment(handle)
+  local run = open_run(handle)
+  return weights.head_step(run.model, function(name) return run.by_name[name].increment end)
+end
+
 -- Hilbert RMS of a matrix (default: the head's increment) over a panel.
 function methods.hilbert(handle, panel, matrix, with_ranges)
   local run = open_run(handle)
   together(run, "run:hilbert")
+  local product <close> = matrix == nil and (run.model_config.head or {}).rank
+    and methods.head_increment(handle) or nil
   panel = panels.read(panel, panels.place(run), "run:hilbert panel")
   return run:cancellable(function()
-    return errors.try(run.core:hilbert(panel, matrix, with_ranges))
+    return errors.try(run.core:hilbert(panel, product or matrix, with_ranges))
   end)
 end
 

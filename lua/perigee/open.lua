@@ -247,6 +247,27 @@ local function route_descriptions(run)
   end
 end
 
+-- A switch that only acts on what is trained needs something to act on.
+local function check_head(run)
+  local head, spec = run.model_config.head or {}, run.spec
+  local function trained(role)
+    for _, parameter in ipairs(run.parameters) do
+      if (parameter.role == "head") == (role == "head") and parameter.optimizer ~= "frozen" then
+        return true
+      end
+    end
+    return false
+  end
+  if head.residual == false and run.head.optimizer == "frozen" then
+    errors.at(spec.where, "model.head.residual = false: %s is frozen and has no gradient to "
+      .. "project", run.head.name)
+  end
+  if head.backward_rank and not trained "rest" then
+    errors.at(spec.where, "model.head.backward_rank = %d: nothing below the head is trained",
+      head.backward_rank)
+  end
+end
+
 -- Fill `run` (see run.lua) from a recipe with all that is known before it has memory. The caller
 -- closes it on failure.
 function open.resolve(run, rec, options)
@@ -280,6 +301,7 @@ function open.resolve(run, rec, options)
     run.model_config.context, options.max_updates)
   check_schedules(run)
   route_descriptions(run)
+  check_head(run)
   run.core_options = core_options(run)
   run.need = memory.estimate(run)
   run.data_digest = errors.try(core.digest(run.ctx, spec.data.path))

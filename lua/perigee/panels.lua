@@ -59,6 +59,20 @@ end
 
 local homes = setmetatable({}, { __mode = "k" }) -- what was read -> owner
 
+-- The place to measure at: what was named, where the panel was read, or the only open run.
+function panels.place_of(given, panel, what)
+  local place = panels.place(given)
+  if given ~= nil and not place then
+    check.fail(nil, what, given, "a run, or what is opened at the prompt")
+  end
+  if not place and panels.is(panel) then place = panels.place(panels.home(panel)) end
+  place = place or panels.place(nil)
+  if not place then
+    errors.misuse("%s: expected a panel that a run has read (run:panel{…}), or run = …", what)
+  end
+  return place
+end
+
 -- The owner of the place where a panel was read last.
 function panels.home(panel)
   if is_read(panel) then return homes[panel] end

@@ -18,7 +18,8 @@ local known = { "name", "seed", "model", "data", "batch", "updates", "tokens_per
   "max_updates", "schedule", "clip", "log", "optimizers", "hooks", "compute", "device", "threads",
   "recompute", "increments", "fork", "shard_optimizer", "rank_timeout" }
 local model_keys = { "preset", "layers", "width", "heads", "head_dim", "mlp", "vocab", "context",
-  "norm_eps", "rope_base", "init_std", "logit_scale", "init" }
+  "norm_eps", "rope_base", "init_std", "logit_scale", "init", "head" }
+local head_keys = { "rank", "extra", "backward_rank", "backward_seed", "residual" }
 
 -- pg.model "190m", pg.model { … } or pg.model("190m", { context = 256 }): a plain table.
 function recipe.model(preset, changes)
@@ -47,6 +48,23 @@ local function checked_seed(where, value)
   end
   local seed = check.integer(where, "seed", value, 0, nil, "{ init = …, data = … }")
   return { init = seed, data = seed }
+end
+
+-- What tests of cause change about the head: core/model.h, pg_head_config. Sizes that depend on
+-- others are checked with them.
+local function checked_head(where, head)
+  check.table(where, "model.head", head, "{ rank, extra, backward_rank, backward_seed, residual }")
+  keys.check(head, head_keys, "model.head", where)
+  local least = { rank = 1, extra = 0, backward_rank = 1, backward_seed = 0 }
+  local copy = {}
+  for name, value in pairs(head) do
+    if name == "residual" then
+      copy[name] = check.boolean(where, "model.head.residual", value)
+    else
+      copy[name] = check.integer(where, "model.head." .. name, value, least[name])
+    end
+  end
+  return copy
 end
 
 local function checked_model(where, model)
@@ -84,6 +102,7 @@ local function checked_model(where, model)
     check.number(where, "model.init_std", std,
       { min = 0, also = "{ embedding = …, backbone = …, head = … }" })
   end
+  if model.head ~= nil then copy.head = checked_head(where, model.head) end
   if model.init ~= nil then check.string(where, "model.init", model.init) end
   if model.preset ~= nil then check.string(where, "model.preset", model.preset) end
   return copy

@@ -7,6 +7,7 @@ local data = require "perigee.data"
 local directory = require "perigee.directory"
 local errors = require "perigee.errors"
 local open = require "perigee.open"
+local weights = require "perigee.weights"
 
 local command = {
   name = "eval",
@@ -58,9 +59,8 @@ local function evaluate(ctx, path, shared)
     val = shared.val, micro = shared.micro, tokens = shared.tokens }))
   local row = { checkpoint = path, update = math.tointeger(tonumber(path:match("(%d+)/*$"))),
     loss = validation.loss, tokens = validation.tokens }
-  local file = path .. "/increment.safetensors"
-  if core.fs.kind(file) == "file" then
-    local increment <close> = errors.try(core.load_tensor(ctx, file, "lm_head.weight"))
+  local increment <close> = weights.saved_head_step(ctx, model, path)
+  if increment then
     row.diameter = errors.try(core.diameter(increment)).value
     row.hilbert = errors.try(core.hilbert(model, shared.panel, increment))
   end

@@ -133,26 +133,12 @@ local function read_options(options, known, what)
     worst = check.integer(nil, what .. " worst", options.worst or 3, 0) }
 end
 
--- The place to measure at: what was named, where the panel was read, or the only open run.
-local function place_of(given, panel, what)
-  local place = panels.place(given)
-  if given ~= nil and not place then
-    check.fail(nil, what, given, "a run, or what is opened at the prompt")
-  end
-  if not place and panels.is(panel) then place = panels.place(panels.home(panel)) end
-  place = place or panels.place(nil)
-  if not place then
-    errors.misuse("%s: expected a panel that a run has read (run:panel{…}), or run = …", what)
-  end
-  return place
-end
-
 -- What the change t of the head does over a panel. Without `before` it is in the weights already,
 -- as an update's increment is; with it, it would come after them.
 function functional.hilbert(t, panel, options)
   options = read_options(options, { "run", "before", "backward", "worst", "positions" }, "hilbert")
   t = support.matrix(t, "hilbert")
-  local place = place_of(options.run, panel, "hilbert run")
+  local place = panels.place_of(options.run, panel, "hilbert run")
   panel = panels.read(panel, place, "hilbert panel")
   local wanted = { before = options.before, backward = options.backward }
   local lists
@@ -168,7 +154,7 @@ end
 -- `from` is such a one of the same context, a checkpoint, or "start": what the run started from.
 function functional.between(from, to, panel, options)
   options = read_options(options, { "backward", "worst", "positions" }, "between")
-  local place = place_of(to, panel, "between")
+  local place = panels.place_of(to, panel, "between")
   panel = panels.read(panel, place, "between panel")
   local wanted = { backward = options.backward }
   local other -- ours to close

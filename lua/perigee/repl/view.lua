@@ -13,6 +13,7 @@ local runs = require "perigee.run"
 local session = require "perigee.session"
 local tensors = require "perigee.tensors"
 local tokens = require "perigee.repl.tokens"
+local weights = require "perigee.weights"
 
 local view = {}
 
@@ -154,9 +155,11 @@ function getters.parameters(self)
 end
 
 local function by_role(self, role)
+  local found -- the last: A of a head A B
   for _, parameter in ipairs(self.model:parameters()) do
-    if parameter.role == role then return parameter end
+    if parameter.role == role then found = parameter end
   end
+  return found
 end
 
 function getters.head(self) return by_role(self, "head") end
@@ -164,17 +167,13 @@ function getters.embedding(self) return by_role(self, "embedding") end
 
 -- The last increment of the head: the run's own when it has made one, else the saved one.
 function getters.inc(self)
-  if self._run then return self._run.update > 0 and self._run.head.increment or nil end
-  if self._inc then return self._inc end
-  local file = self.checkpoint and self.checkpoint .. "/increment.safetensors"
-  if not file or core.fs.kind(file) ~= "file" then return nil end
-  local names = errors.try(core.tensors(self._ctx, file))
-  for _, entry in ipairs(names) do
-    if entry.name == "lm_head.weight" then
-      self._inc = errors.try(core.load_tensor(self._ctx, file, "lm_head.weight"))
-      return self._inc
-    end
+  if self._run then
+    return self._run.update > 0 and self._run.handle:head_increment() or nil
   end
+  if not self._inc and self.checkpoint then
+    self._inc = weights.saved_head_step(self._ctx, self.model, self.checkpoint)
+  end
+  return self._inc
 end
 
 local function data_folder(self)
