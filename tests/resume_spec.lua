@@ -234,6 +234,78 @@ describe("a resume", function()
     assert.equal(10, from)
   end)
 
+  it("sets aside what has a checkpoint's name and is none", function()
+    train(open("whole", {}))
+    local cases = {
+      ["no manifest"] = function(path) core.fs.remove(path .. "/manifest.json") end,
+      ["torn"] = function(path) support.write(path .. "/state.json", "{") end,
+      ["a file"] = function(path) core.fs.remove(path) support.write(path, "not a folder") end,
+      ["a dangling link"] = function(path)
+        core.fs.remove(path)
+        assert(os.execute(("ln -s /nowhere %s"):format(support.quote(path))))
+      end,
+    }
+    for what, damage in pairs(cases) do
+      local name = what:gsub(" ", "_")
+      train_to(12, open(name, {}))
+      local kept = folder .. "/" .. name .. "/checkpoints/"
+      -- One in the way of the next saves, one older than the checkpoint that serves, and the name
+      -- that setting it aside would take first.
+      damage(kept .. "00000012")
+      damage(kept .. "00000005")
+      core.fs.make(kept .. "00000012.invalid-1")
+      local before = core.fs.sha256(kept .. "00000010/manifest.json")
+      local code, _, err = support.perigee { "resume", folder .. "/" .. name, "--max-updates",
+        "12" }
+      assert.equal(0, code, what .. err)
+      assert.matches("skipped [^\n]*00000012: [^\n]+; set aside as 00000012.invalid%-2\n", err)
+      assert.matches("skipped [^\n]*00000005: [^\n]+; set aside as 00000005.invalid%-1\n", err)
+      assert.same({ "00000005.invalid-1", "00000010", "00000012", "00000012.invalid-1",
+        "00000012.invalid-2" }, core.fs.list(kept), what)
+      assert.equal(before, core.fs.sha256(kept .. "00000010/manifest.json"))
+      train(assert(pg.resume(folder .. "/" .. name, { threads = 1 })))
+      same_checkpoint("whole", name, 16)
+    end
+  end)
+
+  it("saves where something else took a checkpoint's name meanwhile", function()
+    local run = open("parts", {})
+    local kept = folder .. "/parts/checkpoints/"
+    for update in run:updates() do
+      if update == 1 then
+        core.fs.make(kept .. "00000002/notes")
+        assert(os.execute(("ln -s /nowhere %s"):format(support.quote(kept .. "00000005"))))
+        run:checkpoint()
+      elseif update == 2 then
+        run:checkpoint()
+      elseif update == 3 then -- a link to a checkpoint: the checkpoint itself is not touched
+        assert(os.execute(("ln -s 00000001 %s"):format(support.quote(kept .. "00000003"))))
+        run:checkpoint()
+      end
+    end
+    run:close()
+    local ctx <close> = assert(core.context { device = "cpu", threads = 1 })
+    for _, update in ipairs { 1, 2, 3, 5 } do
+      assert(core.checkpoint_verify(ctx, ("%s%08d"):format(kept, update), true))
+    end
+    assert.is_true(core.fs.exists(kept .. "00000002.invalid-1/notes"))
+    assert.equal(core.fs.real(kept .. "00000001"), core.fs.real(kept .. "00000003.invalid-1"))
+  end)
+
+  it("is refused at once when checkpoints/ is no folder", function()
+    train_to(4, open("parts", {}))
+    core.fs.remove(folder .. "/parts/checkpoints")
+    for _, make in ipairs { "ln -s /nowhere", "touch" } do
+      local path = folder .. "/parts/checkpoints"
+      assert(os.execute(("%s %s"):format(make, support.quote(path))))
+      local value, message, name = pg.resume(folder .. "/parts", { threads = 1 })
+      assert.is_nil(value)
+      assert.equal("ENOENT", name)
+      assert.matches("checkpoints is not a folder", message)
+      core.fs.remove(path)
+    end
+  end)
+
   it("starts over in the same directory when there is no valid checkpoint", function()
     train(open("whole", {}))
     train_to(4, open("parts", {}))

@@ -7,11 +7,25 @@ local checkpoints = {}
 
 function checkpoints.name(update) return ("%08d"):format(update) end
 
+-- Whether a folder has an entry of that name; a link that leads nowhere is one.
+local function taken(folder, name)
+  for _, entry in ipairs(core.fs.list(folder) or {}) do
+    if entry == name then return true end
+  end
+  return false
+end
+
 -- Update numbers of the checkpoints in a run directory, ascending.
 function checkpoints.list(directory)
   local found = {}
   local folder = directory .. "/checkpoints"
-  if core.fs.kind(folder) ~= "directory" then return found end
+  if core.fs.kind(folder) ~= "directory" then
+    if taken(directory, "checkpoints") then
+      errors.world(("ENOENT: %s is not a folder: expected a folder of checkpoints, or nothing")
+        :format(folder), "ENOENT")
+    end
+    return found
+  end
   for _, name in ipairs(errors.try(core.fs.list(folder))) do
     if name:match("^%d%d%d%d%d%d%d%d+$") then found[#found + 1] = math.tointeger(tonumber(name)) end
   end
@@ -35,6 +49,44 @@ function checkpoints.latest(ctx, directory)
     skipped[#skipped + 1] = { path = path, reason = message }
   end
   return nil, nil, skipped
+end
+
+-- Move what has a checkpoint's name and is none out of the way of later saves: NAME.invalid-1, -2, …
+-- Returns its new name.
+function checkpoints.set_aside(path)
+  local folder, name = path:match("^(.*)/([^/]+)$")
+  local number = 1
+  while taken(folder, ("%s.invalid-%d"):format(name, number)) do number = number + 1 end
+  local aside = ("%s.invalid-%d"):format(name, number)
+  errors.try(core.fs.rename(path, folder .. "/" .. aside))
+  return aside
+end
+
+-- Set aside `skipped` (see latest) and every older entry that is incomplete; returns all of them as
+-- a list of { path, reason, aside }.
+function checkpoints.set_aside_invalid(ctx, directory, skipped)
+  local list = table.move(skipped, 1, #skipped, 1, {})
+  for _, entry in ipairs(list) do entry.aside = checkpoints.set_aside(entry.path) end
+  for _, update in ipairs(checkpoints.list(directory)) do
+    local path = checkpoints.path(directory, update)
+    local ok, message = core.checkpoint_verify(ctx, path, false)
+    if not ok then
+      list[#list + 1] = { path = path, reason = message, aside = checkpoints.set_aside(path) }
+    end
+  end
+  return list
+end
+
+-- Before a save under `path`: what stands there and cannot be replaced, because it is no whole
+-- checkpoint or only a link to one, is set aside. Returns its new name, or nil.
+function checkpoints.make_room(ctx, path)
+  local folder, name = path:match("^(.*)/([^/]+)$")
+  if not taken(folder, name) then return nil end
+  if core.checkpoint_verify(ctx, path, false)
+    and core.fs.real(path) == core.fs.real(folder) .. "/" .. name then
+    return nil
+  end
+  return checkpoints.set_aside(path)
 end
 
 -- Remove what a killed save left behind: entries that are not checkpoints.

@@ -396,8 +396,14 @@ function Run:save_checkpoint(keep_all)
   local started = core.clock()
   local tensors, kept = keepers.collect(self)
   local host = core.json.encode(state.collect(self, kept))
-  if self.rank == 0 then errors.try(core.fs.make(self.out .. "/checkpoints")) end
   local path = checkpoints.path(self.out, self.update)
+  if self.rank == 0 then
+    errors.try(core.fs.make(self.out .. "/checkpoints"))
+    local aside = checkpoints.make_room(self.ctx, path)
+    if aside then
+      self.console:note(("%s was no checkpoint: set aside as %s"):format(path, aside))
+    end
+  end
   errors.try(self.core:save(path, { tokenizer = self.tokenizer_path, host_state = host,
     tensors = tensors }))
   self.last_checkpoint, self.saved_update, self.save_requested = path, self.update, nil

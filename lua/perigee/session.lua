@@ -228,6 +228,18 @@ local function find_checkpoint(run, path)
   return found, found and math.tointeger(tonumber(found:match("(%d+)$")))
 end
 
+-- What is no checkpoint: in the way of a run that goes on, passed over by one that is finished.
+local function note_invalid(run)
+  local list = run.skipped
+  if not run.already_finished then
+    list = checkpoints.set_aside_invalid(run.ctx, run.out, list)
+  end
+  for _, entry in ipairs(list) do
+    run.console:note(("skipped %s: %s%s"):format(entry.path, entry.reason,
+      entry.aside and "; set aside as " .. entry.aside or ""))
+  end
+end
+
 local function continue_from(run, found, host, options)
   if found then
     if host.data_digest ~= run.data_digest then
@@ -289,9 +301,7 @@ function session.resume(path, options)
     continue_from(run, found, host, options)
     open.prepare_hooks(run)
     attach_console(run)
-    for _, entry in ipairs(run.skipped) do
-      run.console:note(("skipped %s: %s"):format(entry.path, entry.reason))
-    end
+    if run.rank == 0 then note_invalid(run) end
     if run.already_finished then
       errors.try(run.comm:leave())
       return
