@@ -51,8 +51,8 @@ function checkpoints.latest(ctx, directory)
   return nil, nil, skipped
 end
 
--- Move what has a checkpoint's name and is none out of the way of later saves: NAME.invalid-1 and so
--- on. Returns its new name.
+-- Move what has a checkpoint's name and is none out of the way of later saves: NAME.invalid-1 and
+-- so on. Returns its new name.
 function checkpoints.set_aside(path)
   local folder, name = path:match("^(.*)/([^/]+)$")
   local number = 1
