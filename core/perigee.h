@@ -12,6 +12,7 @@
 #include "data.h"
 #include "error.h"
 #include "files.h"
+#include "first_order.h"
 #include "functional.h"
 #include "generate.h"
 #include "geometry.h"

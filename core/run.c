@@ -120,6 +120,7 @@ static void drop_gradients(pg_run *run) {
     pg_tensor_free(p->gradient);
     p->gradient = NULL;
   }
+  pg__noise_free(run);
   pg_tensor_free(run->gradients);
   pg_tensor_free(run->scratch);
   pg_tensor_free(run->moment);

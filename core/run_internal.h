@@ -11,6 +11,10 @@ typedef struct pg__assigned {
   pg_assignment public;
   pg_parameter **parameters;
   size_t count;
+  /* 1 - decay of its last update, which made the run's `kept_at` updates; NaN where the gradient or
+   * the decay of that was not everywhere the same multiple */
+  double keep;
+  int64_t kept_at; /* 0: none */
 } pg__assigned;
 
 /* What the host has to know of an update's gradients before it goes on: see pg_run_gradients. */
@@ -55,6 +59,15 @@ struct pg_run {
   bool have_gradients;    /* pg_run_gradients done, pg_run_apply due */
   bool torn;              /* an update failed halfway: weights and slots are not one state */
   pg_loader_state before; /* data position before the gradients now held */
+
+  bool applied; /* those were applied by this session's last update, whose loss and factor follow */
+  double last_loss, last_factor;
+  struct {
+    bool wanted, measured;
+    pg_tensor *parts; /* what one micro-batch adds to `gradients` */
+    double *sums;     /* device, [rounds]: its squares */
+    double small_square, large_square;
+  } noise;
 };
 
 /* ---- optimizer work shared by the ranks: shard.c ---- */
@@ -68,6 +81,13 @@ int pg__share_out(pg_run *run, const pg_optimizer *o, pg_parameter *const *param
 int pg__slot_part(const pg_run *run, const pg_parameter *p, const pg_slot *slot, int64_t shape[2]);
 /* Give all ranks the weights and kept increments that each has made. */
 int pg__exchange(pg_run *run);
+
+/* ---- the noise scale: run_measure.c, called around each micro-batch of an update ---- */
+void pg__noise_free(pg_run *run);
+int pg__noise_before(pg_run *run);
+int pg__noise_part(pg_run *run, int64_t at, int64_t n);
+int pg__noise_sum(pg_run *run, int64_t m);
+int pg__noise_finish(pg_run *run, double norm);
 
 /* A run without memory, of a model that may have none, for its assignments. */
 int pg__run_describe(pg_model *model, const pg_run_options *options, pg_run **out);

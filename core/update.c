@@ -28,6 +28,9 @@ static int gradients_ready(void *self, size_t index) {
     const pg_parameter *p = pg_model_parameter(run->model, --run->next_ready);
     if (!p->gradient) continue;
     int64_t n = p->rows * p->columns;
+    if (run->noise.wanted)
+      PG_TRY(
+          pg__noise_part(run, (float *)p->gradient->data - (const float *)run->gradients->data, n));
     /* Tells whose gradient was not finite, which the sum over the ranks no longer does. */
     pg__at(ctx, p->name, 0);
     PG_LAUNCH(ctx, sum, p->gradient->data, n, true, &run->local_sums[run->next_ready]);
@@ -160,6 +163,7 @@ static int accumulate(pg_run *run) {
     status = pg_loader_next(run->loader, run->inputs, run->targets);
     pg__end(ctx);
     PG_TRY(status);
+    if (run->noise.wanted) PG_TRY(pg__noise_before(run));
     PG_TRY(pg_model_forward(run->model, run->activations, run->inputs, run->micro, run->time,
                             &hidden));
     if (run->moment) PG_TRY(add_moment(run, hidden, m == 0));
@@ -171,7 +175,9 @@ static int accumulate(pg_run *run) {
       PG_TRY(pg_model_backward_ready(run->model, run->activations, gradients_ready, run));
     } else {
       PG_TRY(pg_model_backward(run->model, run->activations));
+      if (run->noise.wanted) PG_TRY(pg__noise_part(run, 0, pg_tensor_elements(run->gradients)));
     }
+    if (run->noise.wanted) PG_TRY(pg__noise_sum(run, m));
   }
   if (run->moment)
     PG_TRY(pg_comm_sum(run->comm, ctx, run->moment->data, pg_tensor_elements(run->moment)));
@@ -225,7 +231,7 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
                    (long long)(run->updates + 1));
   ctx->update = run->updates + 1;
   pg_loader_get_state(run->loader, &run->before);
-  run->have_gradients = false;
+  run->have_gradients = run->applied = run->noise.measured = false;
   PG_TRY(pg__run_prepare(run));
   PG_TRY(accumulate(run));
 
@@ -249,11 +255,14 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
     status = refuse(run, out->loss);
     goto fail;
   }
+  if (run->noise.wanted) PG_TRY(pg__noise_finish(run, run->told->clip.norm));
   PG_LAUNCH(ctx, clip_apply, &run->report->clip, pg_tensor_elements(run->gradients),
             run->gradients->data);
   PG_TRY(clip_each(run));
   pg__leave(ctx, span);
 
+  run->last_loss = out->loss;
+  run->last_factor = run->told->clip.factor;
   out->norm = run->told->clip.norm;
   out->factor = run->told->clip.factor;
   out->update = run->updates;
@@ -275,6 +284,19 @@ fail:; /* A declaration may follow a label since C23 only. */
   pg_loader_set_state(run->loader, &run->before);
   memcpy(ctx->message, message, sizeof message);
   return status;
+}
+
+/* A hyperparameter, 0 when the optimizer has none of that name. */
+static double hyper_of(const pg_assignment *a, const char *name) {
+  const int index = pg_optimizer_hyper_index(a->optimizer, name, NULL);
+  return index < 0 ? 0 : a->hypers[index];
+}
+static double lr_of(const pg_assignment *a) {
+  return hyper_of(a, "lr") * a->scale;
+}
+/* What the weights are multiplied by. */
+static double keep_of(const pg_assignment *a) {
+  return 1 - hyper_of(a, "weight_decay") * (a->independent_decay ? a->scale : lr_of(a));
 }
 
 /* Increments of `count` like-shaped parameters, or of this rank's rows of them, and their
@@ -314,10 +336,6 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
     }
   }
 
-  int lr_index = pg_optimizer_hyper_index(o, "lr", NULL);
-  int decay_index = pg_optimizer_hyper_index(o, "weight_decay", NULL);
-  double lr = lr_index < 0 ? 0 : a->hypers[lr_index] * a->scale;
-  double decay = decay_index < 0 ? 0 : a->hypers[decay_index];
   pg_increment_group group = {.context = ctx,
                               .count = count,
                               .rows = rows,
@@ -331,12 +349,12 @@ static int update_chunk(pg_run *run, const pg_assignment *a, pg_parameter **para
                               .moments = moments,
                               .updates = updates,
                               .hypers = a->hypers,
-                              .lr = lr,
+                              .lr = lr_of(a),
                               .parameters = parameters,
                               .values = values,
                               .apply = o->applies,
                               .cautious = a->cautious,
-                              .keep = 1 - decay * (a->independent_decay ? a->scale : lr),
+                              .keep = keep_of(a),
                               .copies = copies};
   pg__at(ctx, parameters[0]->name, count - 1);
   PG_TRY(o->increment(&group, o->self));
@@ -416,10 +434,17 @@ int pg_run_apply(pg_run *run, pg_step *out) {
   run->have_gradients = false;
   run->torn = true; /* until every weight is updated */
   run->context->update = run->updates + 1;
-  for (int a = 0; a < run->assigned_count; a++) PG_TRY(update_assignment(run, run->assigned[a]));
+  for (int i = 0; i < run->assigned_count; i++) {
+    pg__assigned *a = run->assigned[i];
+    PG_TRY(update_assignment(run, a));
+    const bool odd = a->public.cautious || a->public.max_norm < HUGE_VAL;
+    a->keep = odd ? (double)NAN : keep_of(&a->public);
+    a->kept_at = run->updates + 1;
+  }
   PG_TRY(pg__exchange(run));
   run->torn = false;
   run->context->update = 0;
+  run->applied = true;
   run->updates++;
   run->tokens += run->sequences * run->time;
   out->update = run->updates;
@@ -433,7 +458,7 @@ fail:
 }
 
 int pg_run_rewind(pg_run *run, const pg_loader_state *position) {
-  run->have_gradients = false;
+  run->have_gradients = run->applied = false;
   return pg_loader_set_state(run->loader, position);
 }
 

@@ -153,3 +153,131 @@ describe("pg.geometry.hilbert", function()
     assert.error_matches(function() pg.geometry.between(3, run, panel) end, '"start"')
   end)
 end)
+
+describe("the diagnostics of an update", function()
+  setup(function() data = support.data() end)
+  teardown(support.clean)
+
+  local function all()
+    return {
+      pg.every(1, pg.diagnostics.head_diameter()),
+      pg.every(1, pg.diagnostics.validation { tokens = 64, hilbert_panel = 24 },
+        { before_first = true }),
+      pg.every(1, pg.diagnostics.functional { panel = { tokens = 40, spread = true },
+        backward = true }),
+      pg.every(2, pg.diagnostics.functional { panel = 24, of = "start" }),
+      pg.every(1, pg.diagnostics.first_order { predict = true }),
+      pg.every(1, pg.diagnostics.noise_scale()),
+      pg.checkpoint { every = 3, keep = "all" },
+    }
+  end
+
+  -- Six updates; returns the run directory.
+  local function run_with(hooks)
+    local out = support.folder() .. "/run"
+    local run = assert(pg.open(support.recipe(pg, data, { updates = 6, increments = "all",
+      log = { every = 1 }, hooks = hooks }), { out = out, threads = 1 }))
+    for _ in run:updates() do pg.random() end
+    run:close()
+    return out
+  end
+
+  it("change no bit of a run", function()
+    local measured = run_with(all())
+    local plain = run_with { pg.checkpoint { every = 3, keep = "all" } }
+    for _, update in ipairs { 3, 6 } do
+      local a = ("%s/checkpoints/%08d/"):format(measured, update)
+      local b = ("%s/checkpoints/%08d/"):format(plain, update)
+      for _, file in ipairs { "model", "optimizer", "increment" } do
+        assert(support.read(a .. file .. ".safetensors") == support.read(b .. file
+          .. ".safetensors"), file)
+      end
+      local x, y = support.json(a .. "state.json"), support.json(b .. "state.json")
+      for _, key in ipairs { "data", "loader", "updates", "tokens", "random" } do
+        assert.same(y[key], x[key], key)
+      end
+      assert.same(y.host and y.host.random, x.host and x.host.random)
+    end
+    local _, with = support.metrics(measured)
+    local _, without = support.metrics(plain)
+    for update = 1, 6 do
+      for _, name in ipairs { "train/loss", "train/grad_norm", "data/batch_hash" } do
+        assert.equal(without[update][name], with[update][name])
+      end
+    end
+  end)
+
+  it("log what they measure", function()
+    local _, lines = support.metrics(run_with(all()))
+    local line = lines[6]
+    near(line["diagnostics/lm_head_step/diameter_exact"], line["functional/step/diameter"], 0)
+    near(line["functional/step/hilbert_rms"]
+      / (line["functional/step/diameter"] * math.sqrt(16)), line["functional/step/utilisation"],
+      1e-12)
+    assert(line["functional/step/backward_used"] <= 1 and line["functional/step/seconds"] > 0)
+    assert.equal(2, #line["functional/step/extreme_tokens"])
+    assert.equal(40, line["functional/step/tokens"])
+    assert(line["functional/start/hilbert_rms"] > line["functional/step/hilbert_rms"])
+    assert.equal(24, line["functional/start/tokens"])
+    near(line["first_order/gain"] / line["first_order/oracle"], line["first_order/ratio"], 1e-12)
+    assert(line["first_order/gain"] > 0 and line["first_order/cosine_rownorm"] > 0)
+    assert(line["first_order/common"] < 1e-5)
+    near(line["first_order/actual"] / line["first_order/predicted"],
+      line["first_order/actual_to_predicted"], 1e-12)
+    assert.equal(2, line["noise/small"])
+    near((4 * line["noise/large_square"] - 2 * line["noise/small_square"]) / 2,
+      line["noise/gradient_square"], 1e-9)
+    near(line["train/grad_norm"] ^ 2, line["noise/large_square"], 1e-9)
+    -- Scale 0 at the first update: nothing moved, and what is 0/0 is left out.
+    assert.equal(0, lines[1]["functional/step/hilbert_rms"])
+    assert.equal(0, lines[1]["first_order/gain"])
+    assert.is_nil(lines[1]["first_order/ratio"])
+    assert.is_nil(lines[1]["functional/step/extreme_tokens"])
+  end)
+
+  it("log what was selected", function()
+    local _, lines = support.metrics(run_with {
+      pg.every(6, pg.diagnostics.functional { panel = 16, metrics = { "kl", "tv" } }),
+      pg.every(6, pg.diagnostics.first_order { metrics = { "gain" } }),
+    })
+    local names = {}
+    for name in pairs(lines[6]) do
+      if name:match("^functional/") or name:match("^first_order/") then names[#names + 1] = name end
+    end
+    table.sort(names)
+    assert.same({ "first_order/gain", "functional/step/kl", "functional/step/tv" }, names)
+  end)
+
+  it("refuse what cannot work before the run begins", function()
+    local function opened(changes)
+      local ok, text = pcall(function()
+        local _ <close> = assert(pg.open(support.recipe(pg, data, changes),
+          { out = support.folder() .. "/run", threads = 1 }))
+      end)
+      assert(not ok)
+      return tostring(text)
+    end
+    assert.matches('increments = "all"', opened { hooks = {
+      pg.every(1, pg.diagnostics.first_order { predict = true }) } })
+    assert.matches("one micro%-batch", opened { batch = { sequences = 4, micro = 4 }, hooks = {
+      pg.every(1, pg.diagnostics.noise_scale()) } })
+    assert.matches("9000", opened { hooks = {
+      pg.every(1, pg.diagnostics.functional { panel = 9000 }) } })
+    assert.error_matches(function()
+      pg.diagnostics.functional { panel = 3, metrics = { "kk" } }
+    end, "hilbert_rms")
+    assert.error_matches(function() pg.diagnostics.functional {} end, "panel")
+  end)
+
+  it("can be called by hand", function()
+    local run <close> = trained(3)
+    local f = pg.diagnostics.first_order()(run)
+    local s, g = run.head.increment, run.head.gradient
+    near(-(g * s):sum(), f.gain, 1e-5)
+    assert.matches("RowNorm", tostring(f))
+    -- RowNorm's own increment without its momentum: the cosine is that of the momentum.
+    local unit = g:div_rows(g:row_norms())
+    near(1, pg.geometry.first_order(g, unit:mul(-1e-3)).cosine_rownorm, 1e-5)
+    assert.equal(f.gain, f.value)
+  end)
+end)

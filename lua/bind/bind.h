@@ -212,6 +212,9 @@ int pgl_run_functional_from(lua_State *L);
 int pgl_run_bottleneck(lua_State *L); /* bottleneck.c */
 /* A list of token ids; pushes the memory that holds them. */
 const int32_t *pgl_targets(lua_State *L, int arg, int64_t *count);
+int pgl_run_prediction(lua_State *L); /* methods in first_order.c */
+int pgl_run_measure_noise(lua_State *L);
+int pgl_run_noise(lua_State *L);
 int pgl_run_trial(lua_State *L); /* methods in trial.c */
 int pgl_run_gradients(lua_State *L);
 int pgl_run_rewind(lua_State *L);
@@ -251,6 +254,7 @@ void pgl_open_tokenizer(lua_State *L);
 void pgl_open_geometry(lua_State *L);
 void pgl_open_functional(lua_State *L);
 void pgl_open_bottleneck(lua_State *L);
+void pgl_open_first_order(lua_State *L);
 void pgl_open_rows(lua_State *L);
 void pgl_open_oracle(lua_State *L);
 void pgl_open_metrics(lua_State *L);

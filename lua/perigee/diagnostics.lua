@@ -102,13 +102,17 @@ function diagnostics.bottleneck(options)
     end)
 end
 
-diagnostics.public = setmetatable({
-  head_diameter = diagnostics.head_diameter, validation = diagnostics.validation,
-  bottleneck = diagnostics.bottleneck,
-}, {
+local public = { head_diameter = diagnostics.head_diameter, validation = diagnostics.validation,
+  bottleneck = diagnostics.bottleneck }
+for name, make in pairs(require "perigee.diagnostics.measures"(new)) do public[name] = make end
+
+local names = {}
+for name in pairs(public) do names[#names + 1] = name end
+table.sort(names)
+
+diagnostics.public = setmetatable(public, {
   __index = function(_, name)
-    errors.misuse("pg.diagnostics has no '%s'%s", tostring(name),
-      keys.suggestion(name, { "bottleneck", "head_diameter", "validation" }))
+    errors.misuse("pg.diagnostics has no '%s'%s", tostring(name), keys.suggestion(name, names))
   end,
 })
 
