@@ -123,6 +123,8 @@ describe("the reference documents", function()
     documented("Hooks", listed(pg.diagnostics.validation, unknown))
     documented("Hooks", listed(pg.diagnostics.functional, unknown))
     documented("Hooks", listed(pg.diagnostics.first_order, unknown))
+    documented("Hooks", listed(pg.diagnostics.head_diameter, unknown))
+    documented("Hooks", listed(pg.diagnostics.head_geometry, unknown))
     documented("Hooks", { "uniform", "normal" })
     documented("Scripts", listed(pg.open, "x", unknown))
     documented("Scripts", listed(pg.resume, "x", unknown))
@@ -212,7 +214,8 @@ describe("the reference documents", function()
   it("every metric of a run with all diagnostics", function()
     local out = support.folder() .. "/run"
     local run = assert(pg.open(support.recipe(pg, data, { updates = 2, increments = "all", hooks = {
-      pg.every(1, pg.diagnostics.head_diameter()),
+      pg.every(1, pg.diagnostics.head_diameter { bracket = true }),
+      pg.every(1, pg.diagnostics.head_geometry { separation = true }),
       pg.every(1, pg.diagnostics.validation { tokens = 64, hilbert_panel = 64 }),
       pg.every(1, pg.diagnostics.bottleneck { panel = 64 }),
       pg.every(1, pg.diagnostics.functional { panel = 16, backward = true }),

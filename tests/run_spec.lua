@@ -180,9 +180,41 @@ describe("a run", function()
     end
     local plain, plain_weights = losses {}
     local watched, watched_weights = losses { pg.every(1, pg.diagnostics.head_diameter()),
+      pg.every(1, pg.diagnostics.head_geometry { separation = true }),
       pg.every(2, pg.diagnostics.validation { tokens = 32, hilbert_panel = 16 }) }
     assert.same(plain, watched)
     assert.same(plain_weights, watched_weights)
+  end)
+
+  it("measures the shape of the head's increment when asked", function()
+    local found = {}
+    local run, out = open { updates = 3, hooks = {
+      pg.every(1, pg.diagnostics.head_diameter { bracket = true }),
+      pg.at({ 2 }, pg.diagnostics.head_geometry { separation = true }),
+      pg.at({ 3 }, pg.diagnostics.head_geometry { spectrum = false }),
+      pg.at({ 2 }, function(r)
+        local s, g = r.head.increment, pg.geometry
+        found = { common_mode = g.common_mode(s).value, stable_rank = g.spectrum(s).stable_rank,
+          spectral_norm = g.spectrum(s).value, norm = g.spectrum(s).norm,
+          effective_rank = g.spectrum(s).effective_rank, separation = g.separation(s).value,
+          rho = g.separation(s).rho, diameter_exact = g.diameter(s).value,
+          diameter_lower = g.diameter(s).bracket.lower,
+          diameter_upper = g.diameter(s).bracket.upper }
+      end) } }
+    train(run)
+    run:close()
+    local _, by_update = support.metrics(out)
+    for name, value in pairs(found) do
+      assert.equal(value, by_update[2]["diagnostics/lm_head_step/" .. name], name)
+    end
+    assert(found.diameter_lower <= found.diameter_exact
+      and found.diameter_exact <= found.diameter_upper)
+    assert.is_number(by_update[3]["diagnostics/lm_head_step/common_mode"])
+    assert.is_nil(by_update[3]["diagnostics/lm_head_step/stable_rank"])
+    assert.is_nil(by_update[3]["diagnostics/lm_head_step/rho"])
+    assert.error_matches(function() pg.diagnostics.head_geometry { rho = true } end, "rho")
+    assert.error_matches(function() pg.diagnostics.head_geometry { spectrum = 1 } end,
+      "spectrum = 1")
   end)
 
   it("stops when a hook asks, reports the interval and saves", function()

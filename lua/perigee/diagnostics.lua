@@ -35,15 +35,36 @@ end
 
 function Diagnostic:__call(run) return self.measure(run, self:prepare(run)) end
 
--- Exact row diameter of the head's increment and the tokens that attain it (SPEC §4).
-function diagnostics.head_diameter(options)
-  keys.check(check.table(nil, "pg.diagnostics.head_diameter", options or {}), {},
-    "pg.diagnostics.head_diameter")
-  return new("head_diameter", function(run, where)
-    if run.head.optimizer == "frozen" then
-      errors.at(where, "pg.diagnostics.head_diameter: the head is frozen and has no increment")
+-- A table of switches with their defaults.
+local function switches(name, options, defaults)
+  check.table(nil, name, options)
+  local known, values = {}, {}
+  for key in pairs(defaults) do known[#known + 1] = key end
+  table.sort(known)
+  keys.check(options, known, name)
+  for key, default in pairs(defaults) do
+    values[key] = default
+    if options[key] ~= nil then
+      values[key] = check.boolean(nil, name .. " " .. key, options[key])
     end
-  end, function(run)
+  end
+  return values
+end
+
+-- prepare of what measures the head's increment.
+local function needs_increment(name)
+  return function(run, where)
+    if run.head.optimizer == "frozen" then
+      errors.at(where, "pg.diagnostics.%s: the head is frozen and has no increment", name)
+    end
+  end
+end
+
+-- Exact row diameter of the head's increment and the tokens that attain it (SPEC §4); with
+-- `bracket` also the bounds that cost one pass over the rows.
+function diagnostics.head_diameter(options)
+  local want = switches("pg.diagnostics.head_diameter", options or {}, { bracket = false })
+  return new("head_diameter", needs_increment("head_diameter"), function(run)
     local name = "diagnostics/lm_head_step/diameter_exact"
     if run.update == 0 then return nil end -- no increment yet
     local product <close> = (run.config.head or {}).rank and run:head_increment() or nil
@@ -56,7 +77,39 @@ function diagnostics.head_diameter(options)
       local a, b = run:token_text(first), run:token_text(second)
       if a and b then run:log("diagnostics/lm_head_step/diameter_text", { a, b }) end
     end
+    if want.bracket then
+      run:log("diagnostics/lm_head_step/diameter_lower", found.bracket.lower)
+      run:log("diagnostics/lm_head_step/diameter_upper", found.bracket.upper)
+    end
     return found.value
+  end)
+end
+
+-- What else the rows of the head's increment are like (pg.geometry). The separation takes a search
+-- over all pairs of rows, so it has to be asked for.
+function diagnostics.head_geometry(options)
+  local want = switches("pg.diagnostics.head_geometry", options or {},
+    { common_mode = true, spectrum = true, separation = false })
+  return new("head_geometry", needs_increment("head_geometry"), function(run)
+    if run.update == 0 then return nil end
+    local geometry, found = require("perigee.geometry").raw, {}
+    local product <close> = (run.config.head or {}).rank and run:head_increment() or nil
+    local increment = product or run.head.increment
+    if want.common_mode then found.common_mode = geometry.common_mode(increment).value end
+    if want.spectrum then
+      local s = geometry.spectrum(increment)
+      found.spectral_norm, found.norm = s.value, s.norm
+      found.stable_rank, found.effective_rank = s.stable_rank, s.effective_rank
+    end
+    if want.separation then
+      local s = geometry.separation(increment)
+      found.separation, found.rho = s.value, s.rho -- no rho when all rows are alike
+    end
+    for _, name in ipairs { "common_mode", "spectral_norm", "norm", "stable_rank",
+      "effective_rank", "separation", "rho" } do
+      if found[name] then run:log("diagnostics/lm_head_step/" .. name, found[name]) end
+    end
+    return found
   end)
 end
 
@@ -103,7 +156,7 @@ function diagnostics.bottleneck(options)
 end
 
 local public = { head_diameter = diagnostics.head_diameter, validation = diagnostics.validation,
-  bottleneck = diagnostics.bottleneck }
+  head_geometry = diagnostics.head_geometry, bottleneck = diagnostics.bottleneck }
 for name, make in pairs(require "perigee.diagnostics.measures"(new)) do public[name] = make end
 
 local names = {}

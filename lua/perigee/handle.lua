@@ -106,6 +106,10 @@ local measured = { ["validation/loss"] = "number", ["validation/hilbert_step/rms
   ["diagnostics/lm_head_step/diameter_exact"] = "number",
   ["diagnostics/lm_head_step/diameter_tokens"] = "table",
   ["diagnostics/lm_head_step/diameter_text"] = "table" }
+for _, name in ipairs { "diameter_lower", "diameter_upper", "common_mode", "spectral_norm", "norm",
+  "stable_rank", "effective_rank", "separation", "rho" } do
+  measured["diagnostics/lm_head_step/" .. name] = "number"
+end
 
 local function loggable(name, value, depth)
   local kind = type(value)

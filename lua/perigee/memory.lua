@@ -21,7 +21,8 @@ end
 
 local function measures_diameter(run)
   for _, hook in ipairs(run.spec.hooks) do
-    if diagnostics.is(hook.action) and hook.action.name == "head_diameter" then return true end
+    local name = diagnostics.is(hook.action) and hook.action.name
+    if name == "head_diameter" or name == "head_geometry" then return true end
   end
   return false
 end

@@ -88,9 +88,19 @@ local function check_signal()
   if signal then errors.world("ECANCELED: the measurement was ended by " .. signal, "ECANCELED") end
 end
 
+-- What all pairs of rows cost: the diameter of unit rows, where nothing can be left out.
+local function all_pairs(ctx, like)
+  local rows, columns = like:shape()[1], like:shape()[2]
+  local cloud <close> = core.zeros(ctx, rows, columns)
+  core.fill_random(cloud, true, 0, 0, 0, 0, 1)
+  cloud:div_rows_(cloud:row_norms())
+  return errors.try(core.diameter(cloud))
+end
+
 -- case: { label, config, compute, recompute, head, sequences, micro, updates, warmup }. Returns
--- what --json prints for it. `peak` is the denominator of the utilisation, FLOP/s.
-function updates.measure(ctx, case, peak)
+-- what --json prints for it. `peak` is the denominator of the utilisation, FLOP/s, and `fp32` that
+-- of the diameter.
+function updates.measure(ctx, case, peak, fp32)
   core.signals.install()
   local folder = data.make(case.config, case.sequences, math.min(8, case.warmup + case.updates))
   local model, run
@@ -114,6 +124,8 @@ function updates.measure(ctx, case, peak)
     local diameters = {}
     for i = 1, 3 do diameters[i] = seconds_of(core.diameter, head.increment) end
     local seconds, diameter = updates.median(times), updates.median(diameters)
+    local work = core.diameter(head.increment).multiply_adds
+    local whole = all_pairs(ctx, head.increment)
     local tokens = case.sequences * case.config.context
     local flops = updates.flops_per_token(case.config)
     return directory.object {
@@ -133,6 +145,9 @@ function updates.measure(ctx, case, peak)
       { "data_wait_seconds", wait / case.updates },
       { "diameter_seconds", diameter },
       { "diameter_share", diameter / (diameter + 10 * seconds) },
+      { "diameter_work", work / whole.multiply_adds },
+      { "all_pairs_seconds", whole.seconds },
+      { "all_pairs_utilisation", 2 * whole.multiply_adds / whole.seconds / fp32 },
     }
   end)
   if run then run:close() end

@@ -134,6 +134,9 @@ local function print_case(case)
   print("  " .. table.concat(words, ", "))
   print(("  exact head diameter %.4f s, every 10 updates %.2f %% of the time"):format(
     case.diameter_seconds, 100 * case.diameter_share))
+  print(("    %.2f %% of the arithmetic of all pairs, which take %.4f s, %.1f times as long, at "
+    .. "%.1f %% of the fp32 peak"):format(100 * case.diameter_work, case.all_pairs_seconds,
+    case.all_pairs_seconds / case.diameter_seconds, 100 * case.all_pairs_utilisation))
 end
 
 local function measure_kernels(context, case, peak_of_machine)
@@ -166,7 +169,8 @@ return function(words)
   end
   local function measure(case)
     local ctx <close> = context()
-    return updates.measure(ctx, case, peak.flops(result.peak, case.compute))
+    return updates.measure(ctx, case, peak.flops(result.peak, case.compute),
+      peak.flops(result.peak, "fp32"))
   end
   for _, case in ipairs(options.updates ~= 0 and list or {}) do
     local measured = {}
