@@ -258,6 +258,9 @@ int pg_checkpoint_load(pg_run *run, const char *path, const pg_checkpoint_load_o
   bool resume = !options;
   if (!options) options = &everything;
   if (host_state) *host_state = NULL;
+  if (!run->loader)
+    return pg_fail(ctx, PG_EINVAL,
+                   "a run on given hidden states has no data position, and so no checkpoints");
   PG_TRY(pg_run_check(run));
   /* One rank is enough to hash the files. */
   PG_TRY(pg_checkpoint_verify(ctx, path, pg_comm_rank(run->comm) == 0));

@@ -357,6 +357,9 @@ int pg_checkpoint_save(const pg_run *run, const char *path, const pg_checkpoint_
                    "update %lld failed halfway, so there is no state to save; go "
                    "on from the last checkpoint",
                    (long long)(run->updates + 1));
+  if (!run->loader)
+    return pg_fail(ctx, PG_EINVAL,
+                   "a run on given hidden states has no data position, and so no checkpoints");
   PG_TRY(pg_run_check((pg_run *)run));
   if ((status = check_weights(run)) == PG_ENONFINITE) return status; /* on all ranks */
   PG_TRY(status);

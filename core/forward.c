@@ -43,6 +43,27 @@ fail:
   return status;
 }
 
+int pg__model_given(const pg_model *model, pg_activations *a, const pg_tensor *states,
+                    const void **hidden) {
+  pg_context *ctx = model->context;
+  const int64_t n = states->shape[0], elements = n * model->config.width;
+  int status;
+  a->model = NULL;
+  a->stage = PG_STAGE_NONE;
+  PG_TRY(pg__activations_check(model, a));
+  if (a->compute == PG_F32)
+    PG_LAUNCH(ctx, copy, a->hidden, states->data, (size_t)elements * sizeof(float));
+  else
+    PG_LAUNCH(ctx, convert, PG_F32, states->data, a->compute, a->hidden, elements);
+  a->batch = n;
+  a->time = 1;
+  a->model = model;
+  a->stage = PG_STAGE_HIDDEN;
+  *hidden = a->hidden;
+fail:
+  return status;
+}
+
 /* The first parameter, in the model's order, that wants a gradient: what lies below it is skipped.
  */
 static size_t first_trained(const pg_model *model) {

@@ -159,6 +159,9 @@ int pg__linear_backward(const pg_activations *a, const pg_parameter *w, const vo
 int pg__block_forward(const pg_model *model, pg_activations *a, int64_t layer, void *output);
 int pg__block_backward(const pg_model *model, pg_activations *a, int64_t layer);
 
+/* As a forward pass of a model without blocks that ends in these hidden states [n, width], fp32. */
+int pg__model_given(const pg_model *model, pg_activations *a, const pg_tensor *states,
+                    const void **hidden);
 /* PG_EINVAL unless both are of one context and one softmax. */
 int pg__check_comparable(const pg_model *from, const pg_model *to);
 /* Ranges of z_to - z_from for the first `count` positions of the last forward of each, in fp32. */

@@ -1,5 +1,6 @@
 /* A run's parts and their lifetimes: loader, activations, assignments, gradients, increments. The
  * update itself is in update.c. */
+#include "finite.h"
 #include "run_internal.h"
 
 #include <math.h>
@@ -88,6 +89,33 @@ int pg_run_data(pg_context *ctx, const pg_model_config *config, const pg_run_opt
   return 0;
 }
 
+/* Hidden states instead of data. */
+static int take_states(pg_run *run, const pg_run_options *options) {
+  pg_context *ctx = run->context;
+  const pg_model_config *c = pg_model_get_config(run->model);
+  const pg_tensor *h = options->hidden;
+  int status;
+  if (c->layers != 0 || c->context != 1 || pg_comm_world(run->comm) > 1 || run->rounds != 1)
+    return pg_fail(ctx, PG_EINVAL,
+                   "given hidden states need a model of 0 layers and context 1, one rank and one "
+                   "micro-batch; these are %lld, %lld, %d and %lld",
+                   (long long)c->layers, (long long)c->context, pg_comm_world(run->comm),
+                   (long long)run->rounds);
+  if (h->context != ctx || h->dtype != PG_F32 || h->ndim != 2 || h->shape[0] != run->sequences ||
+      h->shape[1] != c->width || !pg_tensor_contiguous(h))
+    return pg_fail(ctx, PG_EINVAL,
+                   "hidden states must be F32 [%lld, %lld] and contiguous, not %s of %d dimensions "
+                   "[%lld, %lld]",
+                   (long long)run->sequences, (long long)c->width, pg_dtype_name(h->dtype), h->ndim,
+                   (long long)(h->ndim > 0 ? h->shape[0] : 1),
+                   (long long)(h->ndim > 1 ? h->shape[1] : 1));
+  PG_TRY(pg__check_finite(h, "hidden states"));
+  PG_TRY(pg__check_ids(ctx, options->targets, run->sequences, c->vocab, "target"));
+  PG_TRY(pg_tensor_view(h, 0, 2, h->shape, h->stride, &run->hidden));
+fail:
+  return status;
+}
+
 int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out) {
   pg_context *ctx = pg_model_context(model);
   const pg_model_config *config = pg_model_get_config(model);
@@ -95,7 +123,10 @@ int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out) {
   int status;
   *out = NULL;
   PG_TRY(pg__run_describe(model, options, &run));
-  PG_TRY(open_data(ctx, config, options, &run->loader));
+  if (options->hidden)
+    PG_TRY(take_states(run, options));
+  else
+    PG_TRY(open_data(ctx, config, options, &run->loader));
   PG_TRY(pg_activations_new(ctx, config, pg_model_compute(model), run->micro, run->time, run->keep,
                             &run->activations));
   PG_TRY(pg__alloc(ctx, run->report_bytes, "losses and clip factor", (void **)&run->report));
@@ -107,6 +138,7 @@ int pg_run_new(pg_model *model, const pg_run_options *options, pg_run **out) {
     status = pg_fail(ctx, PG_ENOMEM, "out of memory for a run");
     goto fail;
   }
+  if (options->hidden) memcpy(run->targets, options->targets, bytes);
   *out = run;
   return 0;
 fail:
@@ -153,6 +185,7 @@ void pg_run_free(pg_run *run) {
   free(run->owners);
   free(run->loads);
   pg_loader_close(run->loader);
+  pg_tensor_free(run->hidden);
   pg_activations_free(run->activations);
   pg__release(run->context, run->report, run->report_bytes);
   free(run->told);
@@ -227,7 +260,7 @@ static void remove_from_assignment(pg_run *run, pg_parameter *p) {
 }
 
 int pg__check_moments(pg_context *ctx, const pg_optimizer *o, const pg_parameter *p) {
-  if (!o->moments || p->role == PG_HEAD) return 0;
+  if (!o->moments || !strcmp(p->name, "lm_head.weight")) return 0;
   return pg_fail(ctx, PG_EINVAL,
                  "%s is for the head alone, not for %s: only its inputs are measured", o->name,
                  p->name);

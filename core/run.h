@@ -19,6 +19,12 @@ extern "C" {
 typedef struct pg_run pg_run;
 
 typedef struct pg_run_options {
+  /* Hidden states that come from elsewhere, instead of data: [sequences, width], fp32, contiguous,
+   * and the token after each, [sequences] on the host. Every update is over all of them. The model
+   * has no blocks, a context of 1 and a frozen embedding; one rank, micro = sequences. Such a run
+   * has no data position: no loader, no checkpoint. */
+  const pg_tensor *hidden;
+  const int32_t *targets;
   const char *data;  /* folder of shards */
   const char *train; /* glob of the training shards; NULL: "*_train_*.bin" */
   int64_t sequences; /* per optimizer batch */
@@ -56,7 +62,7 @@ bool pg_run_sharded(const pg_run *run);
 int pg_run_gather_slot(const pg_run *run, const pg_parameter *p, size_t s, pg_tensor **out);
 /* Bytes of slots that this rank holds, and that all ranks together hold. */
 void pg_run_slot_bytes(const pg_run *run, int64_t *here, int64_t *everywhere);
-pg_loader *pg_run_loader(const pg_run *run);
+pg_loader *pg_run_loader(const pg_run *run);           /* NULL: hidden states were given */
 pg_activations *pg_run_activations(const pg_run *run); /* of micro sequences; also for evaluation */
 
 /* Let `optimizer` update these parameters. A parameter that already has an assignment changes

@@ -27,7 +27,8 @@ struct pg_run {
   pg_context *context;
   pg_model *model; /* borrowed */
   pg_comm *comm;
-  pg_loader *loader;
+  pg_loader *loader; /* NULL with `hidden` */
+  pg_tensor *hidden; /* a view of the states that were given; NULL */
   pg_activations *activations;
   int64_t sequences, micro, time;
   pg_keep keep;

@@ -144,6 +144,25 @@ fail:
   return status;
 }
 
+static double waited(const pg_run *run) {
+  return run->loader ? pg_loader_wait_seconds(run->loader) : 0;
+}
+
+/* The hidden states of the next micro-batch. */
+static int next_states(pg_run *run, const void **hidden) {
+  pg_context *ctx = run->context;
+  int status;
+  if (run->hidden) return pg__model_given(run->model, run->activations, run->hidden, hidden);
+  pg__begin(ctx, PG_PART_DATA_WAIT, "loader");
+  status = pg_loader_next(run->loader, run->inputs, run->targets);
+  pg__end(ctx);
+  PG_TRY(status);
+  PG_TRY(
+      pg_model_forward(run->model, run->activations, run->inputs, run->micro, run->time, hidden));
+fail:
+  return status;
+}
+
 /* Accumulate the micro-batches' gradients. Losses stay on the device: while one micro-batch is
  * computed the host queues the next, whose tokens travel meanwhile. */
 static int accumulate(pg_run *run) {
@@ -159,13 +178,8 @@ static int accumulate(pg_run *run) {
                        (long long)(run->updates + 1));
       goto fail;
     }
-    pg__begin(ctx, PG_PART_DATA_WAIT, "loader");
-    status = pg_loader_next(run->loader, run->inputs, run->targets);
-    pg__end(ctx);
-    PG_TRY(status);
     if (run->noise.wanted) PG_TRY(pg__noise_before(run));
-    PG_TRY(pg_model_forward(run->model, run->activations, run->inputs, run->micro, run->time,
-                            &hidden));
+    PG_TRY(next_states(run, &hidden));
     if (run->moment) PG_TRY(add_moment(run, hidden, m == 0));
     PG_TRY(pg__head_loss(run->model, run->activations, run->targets, per_token(run),
                          &run->report->losses[m]));
@@ -190,7 +204,7 @@ fail:
 /* The loss and the hash of the tokens over all ranks, in one exchange: halves of a hash are whole
  * numbers in fp64, and so are their sums. */
 static int agree(pg_run *run, pg_step *out) {
-  const uint64_t hash = pg_loader_batch_hash(run->loader);
+  const uint64_t hash = run->loader ? pg_loader_batch_hash(run->loader) : 0;
   double numbers[3] = {0, (double)(hash & 0xffffffffu), (double)(hash >> 32)};
   int status;
   for (int64_t m = 0; m < run->rounds; m++) numbers[0] += run->told->losses[m];
@@ -223,14 +237,14 @@ fail:
 
 int pg_run_gradients(pg_run *run, pg_step *out) {
   pg_context *ctx = run->context;
-  double start = now(), wait = pg_loader_wait_seconds(run->loader);
+  double start = now(), wait = waited(run);
   int status, span = -1;
   memset(out, 0, sizeof *out);
   if (run->torn)
     return pg_fail(ctx, PG_ESTATE, "update %lld failed halfway; load a checkpoint to go on",
                    (long long)(run->updates + 1));
   ctx->update = run->updates + 1;
-  pg_loader_get_state(run->loader, &run->before);
+  if (run->loader) pg_loader_get_state(run->loader, &run->before);
   run->have_gradients = run->applied = run->noise.measured = false;
   PG_TRY(pg__run_prepare(run));
   PG_TRY(accumulate(run));
@@ -267,7 +281,7 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
   out->factor = run->told->clip.factor;
   out->update = run->updates;
   out->tokens = run->tokens;
-  out->wait_seconds = pg_loader_wait_seconds(run->loader) - wait;
+  out->wait_seconds = waited(run) - wait;
   out->seconds = now() - start;
   run->have_gradients = true;
   ctx->update = 0;
@@ -281,7 +295,7 @@ fail:; /* A declaration may follow a label since C23 only. */
   ctx->update = 0;
   memcpy(message, ctx->message, sizeof message);
   if (status != PG_ENONFINITE) pg_comm_fail(run->comm, message);
-  pg_loader_set_state(run->loader, &run->before);
+  if (run->loader) pg_loader_set_state(run->loader, &run->before);
   memcpy(ctx->message, message, sizeof message);
   return status;
 }
@@ -459,7 +473,7 @@ fail:
 
 int pg_run_rewind(pg_run *run, const pg_loader_state *position) {
   run->have_gradients = run->applied = false;
-  return pg_loader_set_state(run->loader, position);
+  return run->loader ? pg_loader_set_state(run->loader, position) : 0;
 }
 
 int pg_run_step(pg_run *run, pg_step *out) {

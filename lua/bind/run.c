@@ -42,9 +42,11 @@ static pg_run *check_run(lua_State *L, const char *method) {
 
 pgl_object *pgl_read_run_options(lua_State *L, int index, pg_run_options *options,
                                  const char **val) {
-  static const char *const keys[] = {
-      "data",       "train",           "val",  "sequences",       "micro",     "clip", "data_seed",
-      "read_ahead", "keep_increments", "comm", "shard_optimizer", "recompute", NULL};
+  static const char *const keys[] = {"data",      "train",           "val",
+                                     "sequences", "micro",           "clip",
+                                     "data_seed", "read_ahead",      "keep_increments",
+                                     "comm",      "shard_optimizer", "recompute",
+                                     "hidden",    "targets",         NULL};
   const char *what = "run", *keep = "head", *recompute = "none";
   int64_t seed = 0, read_ahead = 0;
   pgl_object *comm = NULL;
@@ -52,11 +54,25 @@ pgl_object *pgl_read_run_options(lua_State *L, int index, pg_run_options *option
   *val = "*_val_*.bin";
   index = lua_absindex(L, index);
   pgl_table(L, index, what, keys);
-  pgl_need(L, pgl_get_string(L, index, what, "data", &options->data), what, "data");
+  /* Hidden states instead of data. What is pushed here stays for the caller to drop. */
+  if (pgl_raw(L, index, "hidden")) {
+    int64_t count;
+    options->hidden = pgl_check_tensor(L, -1)->tensor;
+    pgl_need(L, pgl_raw(L, index, "targets"), what, "targets");
+    options->targets = pgl_targets(L, lua_gettop(L), &count);
+    if (options->hidden->ndim < 1 || options->hidden->shape[0] != count)
+      luaL_error(L, "run.targets: %d for hidden states %s", (int)count,
+                 pgl_push_shape(L, options->hidden));
+    options->sequences = count;
+  } else {
+    pgl_need(L, pgl_get_string(L, index, what, "data", &options->data), what, "data");
+  }
   pgl_get_string(L, index, what, "train", &options->train);
   pgl_get_string(L, index, what, "val", val);
-  pgl_need(L, pgl_get_integer(L, index, what, "sequences", 1, INT64_MAX, &options->sequences), what,
-           "sequences");
+  pgl_need(L,
+           pgl_get_integer(L, index, what, "sequences", 1, INT64_MAX, &options->sequences) ||
+               options->hidden,
+           what, "sequences");
   pgl_get_integer(L, index, what, "micro", 0, INT64_MAX, &options->micro);
   pgl_get_number(L, index, what, "clip", &options->max_norm);
   pgl_get_integer(L, index, what, "data_seed", 0, INT64_MAX, &seed);
@@ -105,7 +121,7 @@ static int run_new(lua_State *L) {
     pgl_hold(comm);
     r->comm = comm;
   }
-  r->data = strdup(options.data);
+  r->data = strdup(options.data ? options.data : "");
   r->val = strdup(val);
   r->micro = options.micro ? options.micro : options.sequences;
   if (!r->data || !r->val) return pgl_fail_text(L, PG_ENOMEM, NULL);
@@ -311,6 +327,7 @@ static int run_set_progress(lua_State *L) {
 static int run_loader(lua_State *L) {
   pg_loader *loader = pg_run_loader(((pgl_run *)pgl_check(L, 1, &pgl_run_kind)->resource)->run);
   pg_loader_state state;
+  if (!loader) return luaL_error(L, "loader: this run is on given hidden states");
   pg_loader_get_state(loader, &state);
   lua_createtable(L, 0, 7);
   pgl_set_integer(L, "epoch", state.epoch);

@@ -28,6 +28,7 @@ int pgl_run_rewind(lua_State *L) {
   pg_loader_state state;
   int64_t value = 0;
   luaL_checktype(L, 2, LUA_TTABLE);
+  if (!pg_run_loader(run)) return luaL_error(L, "rewind: this run is on given hidden states");
   pg_loader_get_state(pg_run_loader(run), &state);
   const struct {
     const char *key;

@@ -59,6 +59,12 @@ end
 
 local homes = setmetatable({}, { __mode = "k" }) -- what was read -> owner
 
+-- A head with hidden states of its own (head.lua) stands for a panel and its place.
+function panels.states_of(value)
+  local place = value ~= nil and panels.place(value)
+  return place and place.states
+end
+
 -- The place to measure at: what was named, where the panel was read, or the only open run.
 function panels.place_of(given, panel, what)
   local place = panels.place(given)

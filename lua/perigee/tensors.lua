@@ -57,6 +57,8 @@ local function context_of(label, place)
   return own
 end
 
+tensors.context_of = context_of
+
 -- ---- constructors --------------------------------------------------------------------------
 
 local function made(...) return (errors.try(...)) end

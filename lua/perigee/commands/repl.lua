@@ -6,7 +6,7 @@ local core = require "perigee.core"
 local errors = require "perigee.errors"
 
 local command = {
-  name = "repl", usage = "repl [DIR|CHECKPOINT]… [-e CODE]… [--json]",
+  name = "repl", usage = "repl [DIR|CHECKPOINT]… [--head FILE]… [-e CODE]… [--json]",
   description = "A Lua prompt with `pg` at hand and what is opened: run, model, head, inc (the "
     .. "head's last increment), parameters, tok. Nothing is written to what is opened. Ctrl-C ends "
     .. "a calculation, Ctrl-D the prompt; help() is a start. Without a terminal it reads lines.",
@@ -16,6 +16,9 @@ local command = {
       help = "run this and leave: exit code 0, or 1 after an error; -e CODE too" },
     { name = "json", help = "each result as one JSON line; what the code prints goes to standard "
       .. "error" },
+    { name = "head", value = "FILE", many = true, help = "a head without its model, as `head`: a "
+      .. ".safetensors file of U, hidden and targets, or U.npy, hidden.npy and targets.npy, each "
+      .. "with a --head of its own" },
     { name = "data", value = "DIR", help = "data folder, when the recorded one has moved" },
     cli.device_option, cli.compute_option,
     { name = "threads", value = "N", kind = "integer", min = 1, help = "compute threads" },
@@ -40,6 +43,8 @@ return function(words)
     threads = options.threads })
   local stream = options.json and io.stderr or io.stdout
   local host = workspace.new { ctx = ctx, data = options.data, compute = options.compute,
+    functions = options.head and { head = require("perigee.head").of_files(options.head,
+      { context = ctx, compute = options.compute }) } or nil,
     out = function(text) stream:write(text) end }
   for _, path in ipairs(positional) do
     host:add(view.open(ctx, path, { data = options.data, compute = options.compute }))
@@ -51,6 +56,7 @@ return function(words)
       local name = #self.views > 1 and string.char(96 + i) .. ": " or ""
       lines[#lines + 1] = name .. tostring(opened)
     end
+    if options.head then lines[#lines + 1] = "head: " .. tostring(self.functions.head) end
     return table.concat(lines, "\n") .. "\n"
   end
   return console.talk(host, { code = options.e, json = options.json })

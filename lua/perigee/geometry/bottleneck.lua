@@ -85,6 +85,11 @@ function bottleneck.bottleneck(panel, options)
   keys.check(options, { "run", "positions" }, "bottleneck options")
   local wanted = { positions = options.positions ~= nil
     and check.boolean(nil, "bottleneck positions", options.positions) }
+  local states = panels.states_of(panel)
+  if states then
+    return summary(errors.try(core.bottleneck_states(states.value, states.hidden, states.targets,
+      states.scale)), "of a head", wanted)
+  end
   local place = panels.place_of(options.run, panel, "bottleneck run")
   panel = panels.read(panel, place, "bottleneck panel")
   local found = place.core and place.core:bottleneck(panel) or core.bottleneck(place.model, panel)

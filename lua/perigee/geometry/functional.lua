@@ -89,7 +89,8 @@ end
 local function summary(lists, place, panel, options)
   local h = statistics(lists.range)
   h.value, h.diameter, h.seconds = h.rms, lists.diameter, lists.seconds
-  h.tokens, h.panel = panel:tokens(), panel:hash()
+  h.tokens = #lists.range
+  h.panel = place.states and "of a head" or panel:hash()
   if h.diameter and h.diameter > 0 then
     h.utilisation = h.rms / (h.diameter * math.sqrt(place.model:config().width))
   end
@@ -138,6 +139,12 @@ end
 function functional.hilbert(t, panel, options)
   options = read_options(options, { "run", "before", "backward", "worst", "positions" }, "hilbert")
   t = support.matrix(t, "hilbert")
+  local states = panels.states_of(panel)
+  if states then
+    return summary(errors.try(core.functional_states(states.value, t, states.hidden, states.targets,
+      states.scale, { before = options.before, backward = options.backward })),
+      panels.place(states), states, options)
+  end
   local place = panels.place_of(options.run, panel, "hilbert run")
   panel = panels.read(panel, place, "hilbert panel")
   local wanted = { before = options.before, backward = options.backward }
