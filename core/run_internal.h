@@ -71,6 +71,9 @@ struct pg_run {
   } noise;
 };
 
+/* The hidden states of the next micro-batch, whose targets are then in run->targets. */
+int pg__next_states(pg_run *run, const void **hidden);
+
 /* ---- optimizer work shared by the ranks: shard.c ---- */
 #define PG__SPLIT (-1) /* every rank updates its rows */
 /* The rows [*first, *first + result) of p that `rank` updates: all of them unless sharded. */

@@ -19,22 +19,23 @@ static int batch_loss(pg_run *run, double *loss) {
   pg_context *ctx = run->context;
   pg_loader_state position;
   double sum = 0, one;
-  int status, restored;
-  pg_loader_get_state(run->loader, &position);
-  PG_TRY(pg_loader_set_state(run->loader, &run->before));
+  const void *hidden;
+  int status = 0, restored = 0;
+  if (run->loader) {
+    pg_loader_get_state(run->loader, &position);
+    PG_TRY(pg_loader_set_state(run->loader, &run->before));
+  }
   for (int64_t m = 0; m < run->rounds; m++) {
     if (pg_context_cancelled(ctx))
       PG_TRY(pg_fail(ctx, PG_ECANCELED, "the prediction was cancelled"));
-    PG_TRY(pg_loader_next(run->loader, run->inputs, run->targets));
-    PG_TRY(
-        pg_model_forward(run->model, run->activations, run->inputs, run->micro, run->time, NULL));
+    PG_TRY(pg__next_states(run, &hidden));
     PG_TRY(pg_head_loss(run->model, run->activations, run->targets, 0, &one, NULL));
     sum += one;
   }
 fail:;
   char message[sizeof ctx->message];
   memcpy(message, ctx->message, sizeof message);
-  restored = pg_loader_set_state(run->loader, &position);
+  if (run->loader) restored = pg_loader_set_state(run->loader, &position);
   if (status == 0) status = restored;
   if (status < 0 && restored == 0) memcpy(ctx->message, message, sizeof message);
   if (status == 0) status = pg_comm_sum_f64(run->comm, ctx, &sum, 1);

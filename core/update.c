@@ -148,8 +148,7 @@ static double waited(const pg_run *run) {
   return run->loader ? pg_loader_wait_seconds(run->loader) : 0;
 }
 
-/* The hidden states of the next micro-batch. */
-static int next_states(pg_run *run, const void **hidden) {
+int pg__next_states(pg_run *run, const void **hidden) {
   pg_context *ctx = run->context;
   int status;
   if (run->hidden) return pg__model_given(run->model, run->activations, run->hidden, hidden);
@@ -179,7 +178,7 @@ static int accumulate(pg_run *run) {
       goto fail;
     }
     if (run->noise.wanted) PG_TRY(pg__noise_before(run));
-    PG_TRY(next_states(run, &hidden));
+    PG_TRY(pg__next_states(run, &hidden));
     if (run->moment) PG_TRY(add_moment(run, hidden, m == 0));
     PG_TRY(pg__head_loss(run->model, run->activations, run->targets, per_token(run),
                          &run->report->losses[m]));

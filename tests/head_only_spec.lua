@@ -131,9 +131,9 @@ describe("a head without its model", function()
     local g, loss = head.gradient:clone(), head:loss()
     local f = head:first_order(g:mul(-1e-3))
     assert.near(1e-3 * g:norm() ^ 2, f.gain, 1e-5 * f.gain)
-    assert.near(1, f.cosine, 1e-5)
-    assert(f.row_sum < 1e-5)
-    assert(f.rownorm_share > 0 and f.rownorm_share < math.sqrt(2 * 18 / 19))
+    assert.near(1, f.cosine_gradient, 1e-5)
+    assert(f.common < 1e-5)
+    assert(f.ratio > 0 and f.ratio < math.sqrt(2 * 18 / 19))
     head:step(pg.optim.sgd { lr = 1e-3 })
     -- second order: half the largest curvature, |h|^2 / 2, times the square of the step
     local second = 0.25 * 60 * head.increment:norm() ^ 2

@@ -254,24 +254,8 @@ end
 
 -- ---- geometry ------------------------------------------------------------------------------
 
--- First order, at the present weights: what the increment (the last one, applied) or the matrix s
--- would gain by the gradient.
-local function render_first_order(f)
-  return ("gain -<G,S> %s, cosine %s; RowNorm of the same diameter %s (share %s)"):format(
-    number(f.gain), number(f.cosine), number(f.rownorm_gain), number(f.rownorm_share))
-end
-
-function methods:first_order(s)
-  local g = self.gradient
-  s = support.matrix(s, "head:first_order")
-  local gain, diameter = -(g * s):sum(), geometry.raw.diameter(s).value
-  local rows = g:row_norms():sum()
-  local norms = g:norm() * s:norm()
-  local best = diameter / 2 * rows
-  return result({ gain = gain, cosine = norms > 0 and gain / norms or nil, diameter = diameter,
-    rownorm_gain = best, rownorm_share = best > 0 and gain / best or nil,
-    row_sum = g:sum(1):norm() / math.max(g:norm(), 1e-37) }, render_first_order)
-end
+-- First order, at the present weights: the increment s [V, d] against the gradient.
+function methods:first_order(s) return geometry.raw.first_order(self.gradient, s) end
 
 function methods:hilbert(t, options)
   if t == nil then t = self.increment end
