@@ -167,8 +167,8 @@ describe("a head without its model", function()
       targets = files.targets, context = ctx })
     assert.equal(head:loss(), read:loss())
     local code, text, err = support.perigee { "repl", "--head", files.U, "--head", files.hidden,
-      "--head", files.targets, "-e", "print(head:loss()); head:step(pg.optim.rownorm { lr = 1e-3 }, 2); "
-      .. "print(head, head:hilbert().tokens)" }
+      "--head", files.targets, "-e", "print(head:loss())", "-e",
+      "head:step(pg.optim.rownorm { lr = 1e-3 }, 2)", "-e", "print(head, head:hilbert().tokens)" }
     assert.equal(0, code, err)
     assert.near(head:loss(), tonumber(text:match "^%S+"), 1e-12)
     assert.matches("head %[97, 18%] with 5 hidden states, 2 updates%s5", text)
