@@ -28,6 +28,11 @@ local function recipe(head, changes)
   return support.recipe(pg, data, all)
 end
 
+local function average()
+  local ema = pg.ema { decay = 0.9 }
+  return { ema, pg.every(3, ema:validation { tokens = 256 }) }
+end
+
 setup(function() data = support.data() end)
 teardown(support.clean)
 
@@ -36,10 +41,15 @@ describe("an estimate", function()
     { "adamw", {} }, { "rownorm", { recompute = "block" } },
     { "adamw", { compute = "bf16", increments = "all" } },
     { "rownorm", { compute = "bf16", recompute = "block" } },
+    { "adamw", { hooks = average() } },
+    { "rownorm", { hooks = { pg.shadow { role = "head", pg.optim.adamw() },
+      pg.shadow { role = "backbone", pg.optim.adamw(), name = "blocks" } } } },
   } do
     local head, changes = table.unpack(case)
     local what = {}
-    for key, value in pairs(changes) do what[#what + 1] = key .. " = " .. value end
+    for key, value in pairs(changes) do
+      what[#what + 1] = key .. (type(value) == "string" and " = " .. value or "")
+    end
     table.sort(what)
     it(("bounds the peak closely: %s %s"):format(head, table.concat(what, ", ")), function()
       local run = assert(pg.open(recipe(head, changes), { out = support.folder() .. "/x",

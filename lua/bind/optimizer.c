@@ -227,6 +227,22 @@ static int optimizer_check(lua_State *L) {
   return 1;
 }
 
+/* optimizer:slot_bytes(rows, columns): of all slots of such a parameter */
+static int optimizer_slot_bytes(lua_State *L) {
+  const pg_optimizer *o =
+      ((pgl_optimizer *)pgl_check(L, 1, &pgl_optimizer_kind)->resource)->descriptor;
+  const int64_t rows = pgl_integer(L, 2, "rows", 1, INT64_MAX);
+  const int64_t columns = pgl_integer(L, 3, "columns", 1, INT64_MAX);
+  int64_t bytes = 0;
+  for (size_t i = 0; i < o->slot_count; i++) {
+    int64_t shape[2];
+    pg_slot_dims(&o->slots[i], rows, columns, shape);
+    bytes += shape[0] * shape[1] * (int64_t)pg_dtype_size(o->slots[i].dtype);
+  }
+  lua_pushinteger(L, bytes);
+  return 1;
+}
+
 /* optimizer:factor(hypers, rows, columns) */
 static int optimizer_factor(lua_State *L) {
   pgl_optimizer *p = pgl_check(L, 1, &pgl_optimizer_kind)->resource;
@@ -262,11 +278,10 @@ static int optimizer(lua_State *L) {
   return 1;
 }
 
-static const luaL_Reg methods[] = {{"describe", optimizer_describe},
-                                   {"name", optimizer_name},
-                                   {"check", optimizer_check},
-                                   {"factor", optimizer_factor},
-                                   {NULL, NULL}};
+static const luaL_Reg methods[] = {
+    {"describe", optimizer_describe},     {"name", optimizer_name},
+    {"check", optimizer_check},           {"factor", optimizer_factor},
+    {"slot_bytes", optimizer_slot_bytes}, {NULL, NULL}};
 static const luaL_Reg functions[] = {{"optimizers", optimizers},
                                      {"optimizer", optimizer},
                                      {"define_optimizer", pgl_define_optimizer},

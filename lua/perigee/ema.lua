@@ -53,6 +53,16 @@ function Ema:__call(handle)
   end
 end
 
+-- Averages; and a matrix while they change places with the weights.
+function Ema.bytes(_, parameters)
+  local all, largest = 0, 0
+  for _, parameter in ipairs(parameters) do
+    local bytes = 4 * parameter.rows * parameter.columns
+    all, largest = all + bytes, math.max(largest, bytes)
+  end
+  return all, largest
+end
+
 function Ema:saved(handle)
   local list = {}
   for i, parameter in ipairs(handle.parameters) do

@@ -4,7 +4,8 @@
 --
 -- A keeper has a name, prepare(run) (before update 1, or after a checkpoint was loaded), saved(run)
 -- -> plain state, list of { name, tensor }; restore(run, state, load) with load(name) -> tensor;
--- tensors(run) -> { parameter's name = tensor }; forget(run).
+-- tensors(run) -> { parameter's name = tensor }; bytes(parameters) -> device memory at most, from
+-- descriptions of all parameters; forget(run).
 local core = require "perigee.core"
 local errors = require "perigee.errors"
 
@@ -28,6 +29,16 @@ function keepers.of(run)
     end
   end
   return list
+end
+
+-- Device memory that they take at most; their copies for a checkpoint come in turn.
+function keepers.bytes(run)
+  local bytes, most = 0, 0
+  for _, keeper in ipairs(keepers.of(run)) do
+    local held, passing = keeper:bytes(run.parameters)
+    bytes, most = bytes + held, most + passing
+  end
+  return bytes + most
 end
 
 -- For a checkpoint: the tensors, and what goes into state.json.

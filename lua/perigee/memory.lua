@@ -3,12 +3,13 @@
 local core = require "perigee.core"
 local diagnostics = require "perigee.diagnostics"
 local errors = require "perigee.errors"
+local keepers = require "perigee.keepers"
 
 local memory = {}
 
 -- Parts of an estimate, as core.estimate and the dry run call them.
 memory.parts = { "weights", "copies", "gradients", "slots", "increments", "activations", "scratch",
-  "workspace" }
+  "hooks", "workspace" }
 
 -- "12.5 GiB"; math.maxinteger stands for more than can be counted.
 function memory.text(bytes)
@@ -45,8 +46,11 @@ function memory.estimate(run, changes)
       entries[#entries + 1] = list
     end
   end
-  return errors.try(core.estimate(run.ctx, run.model_config, changes.compute or run.compute,
+  local need = errors.try(core.estimate(run.ctx, run.model_config, changes.compute or run.compute,
     options, entries, measures_diameter(run)))
+  need.hooks = keepers.bytes(run)
+  if need.total ~= math.maxinteger then need.total = need.total + need.hooks end
+  return need
 end
 
 -- Whether `need` fits what could be had before the ranks of this machine began to allocate; those

@@ -75,6 +75,18 @@ function Shadow:__call(handle)
   end)
 end
 
+-- Slots and increments; and their copies while a checkpoint is written.
+function Shadow:bytes(parameters)
+  local all = 0
+  for _, parameter in ipairs(parameters) do
+    if self.select(parameter) then
+      all = all + 4 * parameter.rows * parameter.columns
+        + self.optimizer:core_optimizer():slot_bytes(parameter.rows, parameter.columns)
+    end
+  end
+  return all, all
+end
+
 function Shadow:saved(handle)
   local updates, list = {}, {}
   each(handle, self:prepare(handle), function(parameter, trial)
