@@ -36,8 +36,12 @@ bool pg__plugin_path(const char *file, char *path, size_t size) {
   char folder[PATH_MAX];
   if (own_folder(folder, sizeof folder) < 0) return false;
   for (size_t i = 0; i < PG_COUNT(places); i++) {
-    const int length = snprintf(path, size, "%s%s%s", folder, places[i], file);
-    if ((size_t)length < size && access(path, F_OK) == 0) return true;
+    const size_t a = strlen(folder), b = strlen(places[i]), c = strlen(file);
+    if (a + b + c >= size) continue;
+    memcpy(path, folder, a);
+    memcpy(path + a, places[i], b);
+    memcpy(path + a + b, file, c + 1);
+    if (access(path, F_OK) == 0) return true;
   }
   return false;
 }
@@ -46,7 +50,8 @@ int pg__plugin_symbol(const char *file, const char *symbol, void **out, char *me
                       size_t size) {
   char path[PATH_MAX];
   if (!pg__plugin_path(file, path, sizeof path)) {
-    snprintf(message, size, "this build has no %s", file);
+    snprintf(message, size, "this build has no %s: what it needs was not there when it was built",
+             file);
     return -1;
   }
   /* Never closed: neither CUDA's libraries nor MPI's survive that. */

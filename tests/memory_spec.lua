@@ -129,6 +129,25 @@ local function memory_of(text)
   return found
 end
 
+describe("a plan for a GPU", function()
+  it("needs none", function()
+    local path, folder = recipe_file(64, 2)
+    local code, out, err = support.shell(("cd %s && CUDA_VISIBLE_DEVICES= %s train %s --dry-run "
+      .. "--device cuda"):format(support.quote(folder), support.quote(support.program),
+      support.quote(path)))
+    assert.equal(0, code, err)
+    local need = memory_of(out)
+    assert(tonumber(need.total) > 0 and tonumber(need.copies) > 0, out) -- bf16, as on a GPU
+    assert.equal("?", need.fits)
+    assert.matches("cuda %(not here%)", out)
+    assert.matches("planned without the device: .*EDEVICE", out)
+    code, _, err = support.shell(("cd %s && CUDA_VISIBLE_DEVICES= %s train %s --device cuda")
+      :format(support.quote(folder), support.quote(support.program), support.quote(path)))
+    assert.equal(1, code)
+    assert(support.one_line(err, "EDEVICE"), err)
+  end)
+end)
+
 describe("a model that does not fit", function()
   it("has a plan, and is refused in one line before anything is made", function()
     local path, folder = recipe_file(65536, 4000)

@@ -1,4 +1,5 @@
 /* Clocks, the terminal, the machine, and random numbers for pg.random. */
+#include "../../core/plugin.h"
 #include "bind.h"
 #include <limits.h>
 #include <sched.h>
@@ -173,5 +174,7 @@ void pgl_open_system(lua_State *L) {
     }
   lua_setfield(L, -2, "cpu_levels"); /* those that are built and can run here */
   pgl_set_boolean(L, "cuda", pg__cuda_plugin(path, sizeof path));
+  pgl_set_boolean(L, "mpi", pg__plugin_path("perigee_mpi.so", path, sizeof path));
+  pgl_set_boolean(L, "nccl", pg__plugin_path("perigee_nccl.so", path, sizeof path));
   lua_setfield(L, -2, "build");
 }

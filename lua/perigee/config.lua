@@ -164,10 +164,10 @@ function config.header(run)
       run.last, spec.batch.sequences, spec.batch.sequences // (spec.batch.micro * run.world),
       run.tokens_per_update, spec.schedule:describe(),
       run.last < run.total and (" planned for %d"):format(run.total) or ""),
-    ("seed %d (weights), %d (data); clip %s; %s in %s%s, %d threads"):format(spec.seed.init,
+    ("seed %d (weights), %d (data); clip %s; %s in %s%s, %d threads%s"):format(spec.seed.init,
       spec.seed.data, spec.clip and check.show(spec.clip) or "off", run.ctx:device(),
       run.compute, spec.recompute == "none" and "" or ", recompute " .. spec.recompute,
-      run.ctx:threads()),
+      run.ctx:threads(), run.world > 1 and (" in each of %d ranks"):format(run.world) or ""),
     routing.table_text(routing.rows(spec.entries, spec.schedule, run.total)),
   }
   return table.concat(lines, "\n")

@@ -143,9 +143,19 @@ local function open_context(run)
       if probe then probe:close() else index = 0 end
     end
   end
-  local ctx = errors.try(context(device, index))
-  run.ctx = ctx
+  local ctx, message, name = context(device, index)
+  if not ctx and run.planning and name == "EDEVICE" then -- a plan needs no GPU
+    run.planned_for = { device = device, message = message }
+    ctx, message, name = context("cpu")
+  end
+  run.ctx = errors.try(ctx, message, name)
   tensors.use(ctx)
+  if launch.by == "environment" and launch.rank == 0 and ctx:device() == "cuda"
+    and not options.quiet then
+    local master = launch.master == "" and "127.0.0.1" or launch.master
+    io.stderr:write(("rank 0 of %d waits for the others at %s:%d (MASTER_ADDR, MASTER_PORT)\n")
+      :format(launch.world, master, launch.port))
+  end
   run.comm = errors.try(core.comm(ctx, {
     timeout = options.rank_timeout or spec.rank_timeout, device_index = index }))
 end
@@ -195,11 +205,12 @@ local function compare_ranks(run, what, text)
   end
 end
 
--- What products compute in: bf16 pays on a GPU, on a CPU only when asked for.
-function open.compute(ctx, wanted)
+-- What products compute in: bf16 pays on a GPU, on a CPU only when asked for. `device`: not that of
+-- the context.
+function open.compute(ctx, wanted, device)
   check.one_of(nil, "compute", wanted, { "auto", "fp32", "bf16" })
   if wanted ~= "auto" then return wanted end
-  return ctx:device() == "cuda" and "bf16" or "fp32"
+  return (device or ctx:device()) == "cuda" and "bf16" or "fp32"
 end
 
 -- Options of the core's run.
@@ -291,7 +302,8 @@ function open.resolve(run, rec, options)
   compare_ranks(run, "the recipe or a parameter", ("perigee %s; %s"):format(core.version,
     run.identity))
   split_batch(run)
-  run.compute = open.compute(run.ctx, options.compute or spec.compute)
+  run.compute = open.compute(run.ctx, options.compute or spec.compute,
+    run.planned_for and run.planned_for.device)
   local vocab
   vocab, run.vocab_from = resolve_vocabulary(run)
   run.model_config = errors.located(spec.where, function()

@@ -109,6 +109,16 @@ local function load_fork(run, fork)
   }
 end
 
+-- mpirun ends ranks a second after it was told to end, unless told otherwise: too little for the
+-- checkpoint of most runs.
+local function note_launcher(run)
+  if run.rank == 0 and run.launch.by == "mpirun" and os.getenv "OMPI_COMM_WORLD_SIZE"
+    and not os.getenv "OMPI_MCA_odls_base_sigkill_timeout" then
+    run.console:note("note: mpirun kills the ranks 1 s after Ctrl-C, with or without a checkpoint: "
+      .. "start it with --mca odls_base_sigkill_timeout 600")
+  end
+end
+
 -- A new run of a recipe (object or path). options: open.option_keys, and `fork` from the command.
 function session.new(from, options)
   return building(function(run)
@@ -138,6 +148,7 @@ function session.new(from, options)
         run.fork_record.checkpoint or "?", run.update))
     end
     run.console:print("run directory: " .. run.out)
+    note_launcher(run)
     run:start()
   end)
 end
@@ -146,6 +157,7 @@ end
 -- would take; the caller releases it.
 function session.plan(from, options)
   return building(function(run)
+    run.planning = true
     open.resolve(run, take_recipe(run, from, options), options)
     open.check_data(run)
     open.prepare_hooks(run)
@@ -324,7 +336,8 @@ function session.resume(path, options)
       { "session", run.session }, { "session/from_update", run.update },
       { "session/recipe_changed", changed }, { "session/micro", run.spec.batch.micro },
       { "session/device", run.ctx:device() }, { "session/compute", run.compute },
-      { "session/recompute", run.spec.recompute }, { "session/started_at", core.time() },
+      { "session/recompute", run.spec.recompute }, { "session/ranks", run.world },
+      { "session/started_at", core.time() },
     }
     local attention = config.attention(run)
     if attention then marker[#marker + 1] = { "session/attention", attention } end
@@ -336,6 +349,7 @@ function session.resume(path, options)
     run.console:print(found and ("resuming %s at update %d from %s"):format(path, update, found)
       or ("run directory: " .. path))
     note_original(run, place)
+    note_launcher(run)
     run:start()
   end)
 end

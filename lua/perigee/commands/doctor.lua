@@ -40,6 +40,16 @@ local function cuda_line(ctx, device)
   return other and "works when asked for" or message:match("not available: (.*)") or message
 end
 
+local purposes = { mpi = "ranks on CPUs", nccl = "ranks on GPUs" }
+local remedies = { mpi = "install libopenmpi-dev and build again",
+  nccl = "install NCCL beside CUDA and build again" }
+
+-- Whether the build can connect several ranks.
+local function ranks_line(kind)
+  return core.build[kind] and purposes[kind]
+    or ("no %s: %s"):format(purposes[kind], remedies[kind])
+end
+
 return function(words)
   local options = cli.parse(command, words)
   if options.help then
@@ -68,6 +78,7 @@ return function(words)
     line("attention", attention or message:match("failed: (.*)") or message)
   end
   line("threads", ctx:threads())
+  for _, kind in ipairs { "mpi", "nccl" } do line(kind, ranks_line(kind)) end
   line("openblas", host.openblas or "?")
   line("openblas mode", host.openblas_parallel or "?")
   local gnuplot = io.popen("gnuplot --version 2>/dev/null")

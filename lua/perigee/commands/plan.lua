@@ -24,8 +24,9 @@ end
 -- Two rows of cells: who it is, and its memory.
 local function describe_rank(run)
   local host = core.host()
-  local place = { tostring(run.rank), host.hostname or "?", tostring(run.launch.local_rank),
-    run.ctx:device(), tostring(run.ctx:threads()), ("%d"):format(host.pid) }
+  local device = run.planned_for and run.planned_for.device .. " (not here)" or run.ctx:device()
+  local place = { tostring(run.rank), host.hostname or "?", tostring(run.launch.local_rank), device,
+    tostring(run.ctx:threads()), ("%d"):format(host.pid) }
   local need = { tostring(run.rank) }
   for _, part in ipairs(memory.parts) do
     need[#need + 1] = run.need[part] == math.maxinteger and "?"
@@ -33,8 +34,9 @@ local function describe_rank(run)
   end
   need[#need + 1] = run.need.total == math.maxinteger and "?"
     or ("%.1f"):format(run.need.total / mib)
-  need[#need + 1] = run.available and ("%.1f"):format(run.available / mib) or "?"
-  need[#need + 1] = memory.fits(run, run.need) and "yes" or "no"
+  local known = run.available and not run.planned_for
+  need[#need + 1] = known and ("%.1f"):format(run.available / mib) or "?"
+  need[#need + 1] = not known and "?" or memory.fits(run, run.need) and "yes" or "no"
   return core.json.encode { place = place, need = need }
 end
 
@@ -59,6 +61,10 @@ local function print_plan(run, ranks)
     or "; every rank updates everything"))
   print "\nmemory at the peak, MiB:"
   for _, line in ipairs(aligned(needs)) do print(line) end
+  if run.planned_for then
+    print(("planned without the device: its own workspace is not counted (%s)"):format(
+      run.planned_for.message))
+  end
   print(("a chunk of logits takes %s of the activations; nothing was allocated, trained or written")
     :format(memory.text(run.need.logits)))
 end
