@@ -9,12 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rounding of the bounds. Every sum here has at most rows + columns terms, so that its relative
- * error is below (rows + columns) 2^-53 of the sum of the terms' moduli (Higham, Accuracy and
- * Stability, section 3.1). The moduli add up to no more than sum ||g_i|| ||phi_i||, ||phi_i|| <= 1,
- * below, and to the bound itself, above, so that MARGIN (rows + columns) of either covers the few
- * sums that enter a bound; it is 1e-10 of the bound at 50257 rows. */
-#define MARGIN (32 * DBL_EPSILON)
+#define ONE_THREAD 400 /* rows, up to which it is the faster */
 
 /* ---- potentials ------------------------------------------------------------------------------ */
 /* lower = <G, Phi> / D(Phi). D comes from Gram matrices: the computed ||x_i - x_j||^2 is off by at
@@ -32,7 +27,7 @@ static double prove_lower(const pg__oracle *p, const double *x, double *d2) {
   }
   far = sqrt(far + 8 * (double)(d + 4) * DBL_EPSILON * most * most);
   if (far == 0) return 0;
-  return (value - MARGIN * (double)(n + d) * size) / far - p->slack;
+  return (value - PG__ORACLE_MARGIN * (double)(n + d) * size) / far - p->slack;
 }
 
 int pg__oracle_offer_potential(pg__oracle *p, const double *x, double *d2) {
@@ -104,7 +99,8 @@ int pg__oracle_offer_flow(pg__oracle *p, const double *t, const double *psi) {
     row[i] = paid;
   }
   for (int64_t i = 0; i < n; i++) cost += row[i];
-  const double upper = (cost + p->jung * left) * (1 + MARGIN * (double)(n + d)) + p->slack;
+  const double upper =
+      (cost + p->jung * left) * (1 + PG__ORACLE_MARGIN * (double)(n + d)) + p->slack;
   if (isfinite(upper) && upper < p->upper) {
     p->upper = upper;
     p->clusters = n;
@@ -248,7 +244,7 @@ static int solve(pg__oracle *p) {
   PG__NEW(p->ctx, p->centres, n * d, "the flow's potential");
   PG__NEW(p->ctx, t, n * n, "weights of pairs");
   PG__NEW(p->ctx, x, n * d, "a potential");
-  PG_TRY(pg__oracle_warm(p, t, x, 400, 1e-3));
+  PG_TRY(pg__oracle_warm(p, t, x, 600, 5e-4));
   if (!pg__oracle_done(p)) PG_TRY(pg__oracle_newton(p, t, x));
 fail:
   free(t);
@@ -281,6 +277,8 @@ int pg_oracle_solve(const pg_tensor *gradient, const pg_oracle_options *options,
   PG_TRY(pg_tensor_read(gradient, values));
   omp_set_num_threads(ctx->threads); /* also OpenBLAS's */
   PG_TRY(pose(&p, values, rows, kept, &exponent));
+  /* Waiting for each other in thousands of short products costs more than a thread brings. */
+  if (p.n <= ONE_THREAD) omp_set_num_threads(1);
   p.potential = calloc((size_t)(p.n * d) + 1, sizeof *p.potential);
   p.cluster = calloc((size_t)p.n + 1, sizeof *p.cluster);
   if (!p.potential || !p.cluster)

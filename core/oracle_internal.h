@@ -6,7 +6,16 @@
 #include "internal.h"
 #include "oracle.h"
 
+#include <float.h>
+
 #define PG__ORACLE_EXACT_ROWS 1536 /* dense matrices over pairs of rows up to here */
+
+/* Rounding of the bounds. Every sum here has at most rows + columns terms, so that its relative
+ * error is below (rows + columns) 2^-53 of the sum of the terms' moduli (Higham, Accuracy and
+ * Stability, section 3.1). The moduli add up to no more than sum ||g_i|| ||phi_i||, ||phi_i|| <= 1,
+ * below, and to the bound itself, above, so that PG__ORACLE_MARGIN (rows + columns) of either
+ * covers the few sums that enter a bound; it is 1e-10 of the bound at 50257 rows. */
+#define PG__ORACLE_MARGIN (32 * DBL_EPSILON)
 
 typedef struct pg__oracle {
   pg_context *ctx;
@@ -51,6 +60,11 @@ int pg__cholesky_invert(double *factor, int64_t n);
 /* b [n, m] <- A^-1 b, with the factor. */
 void pg__cholesky_solve(const double *factor, int64_t n, double *b, int64_t m);
 
+/* x [n, d] <- L_t^+ g up to a common row, t [n, n] symmetric, its diagonal not read, g's columns
+ * summing to zero; factor [n, n] is scratch. -1: L_t is not definite. */
+int pg__laplacian_solve(const double *t, const double *g, int64_t n, int64_t d, double *factor,
+                        double *x);
+
 /* Take a potential x [n, d] when it proves more than the best one: it is scaled to diameter 1 and
  * rounded to fp32 first. d2 [n, n] is scratch. */
 int pg__oracle_offer_potential(pg__oracle *p, const double *x, double *d2);
@@ -69,6 +83,16 @@ int pg__oracle_warm(pg__oracle *p, double *t, double *x, int rounds, double gap)
 /* The interior point from there. */
 int pg__oracle_newton(pg__oracle *p, const double *t, const double *x);
 /* ---- more ---- */
+/* order [n] <- the rows by falling norm. */
+int pg__oracle_order(const pg__oracle *p, int64_t *order);
 int pg__oracle_large(pg__oracle *p);
+/* The quantised dual: clusters of rows, their weights improved until `deadline`. psi [n, d], in
+ * fp32, is the potential of the best flow, row by row. */
+int pg__oracle_quantise(pg__oracle *p, int64_t clusters, double deadline, float *psi);
+/* phi_i = s_i w_i of diameter 1 but for rounding, lengths s by the greedy pass: see
+ * oracle_greedy.c. w [n, d], unit rows; caps [n] the longest that s may be. The best of the caps'
+ * multiples is taken as a potential when it proves more than the best one. */
+int pg__oracle_greedy(pg__oracle *p, const float *w, const float *caps, const double *multiples,
+                      int count);
 
 #endif

@@ -2,11 +2,10 @@
 #include "oracle_internal.h"
 
 #include <cblas.h>
-#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
-#define MARGIN (32 * DBL_EPSILON) /* see oracle.c */
+#define CLUSTERS 1500
 
 /* upper = the flow's cost as in oracle_check.c + J sum_c ||R_c||: row i of cluster c is out of
  * balance by alpha_i R_c, R_c = g_c - sum_b t_cb (psi_c - psi_b). */
@@ -58,7 +57,8 @@ int pg__oracle_offer_clusters(pg__oracle *p, int64_t clusters, const int32_t *cl
     }
   }
   for (int64_t a = 0; a < c; a++) cost += paid[a];
-  const double upper = (cost + p->jung * left) * (1 + MARGIN * (double)(n + d)) + p->slack;
+  const double upper =
+      (cost + p->jung * left) * (1 + PG__ORACLE_MARGIN * (double)(n + d)) + p->slack;
   if (isfinite(upper) && upper < p->upper) {
     PG__NEW(p->ctx, keep_weights, c * c, "the flow's weights");
     PG__NEW(p->ctx, keep_x, c * d, "the flow's potential");
@@ -97,7 +97,7 @@ static int first_bounds(pg__oracle *p) {
       value += p->g[i * d + k] * p->potential[i * d + k];
     }
   }
-  p->lower = value - MARGIN * (double)(n + d) * p->total / 2 - p->slack;
+  p->lower = value - PG__ORACLE_MARGIN * (double)(n + d) * p->total / 2 - p->slack;
   PG__NEW(p->ctx, origin, d, "a potential");
   for (int64_t k = 0; k < d; k++) origin[k] = 0;
   PG_TRY(pg__oracle_offer_clusters(p, 1, p->cluster, &p->total, origin));
@@ -106,9 +106,65 @@ fail:
   return status;
 }
 
-int pg__oracle_large(pg__oracle *p) {
-  int status;
-  PG_TRY(first_bounds(p));
+typedef struct heavy {
+  double norm;
+  int64_t row;
+} heavy;
+
+static int heaviest_first(const void *a, const void *b) {
+  const heavy *x = a, *y = b;
+  if (x->norm != y->norm) return x->norm > y->norm ? -1 : 1;
+  return (x->row > y->row) - (x->row < y->row);
+}
+
+int pg__oracle_order(const pg__oracle *p, int64_t *order) {
+  heavy *rows = NULL;
+  int status = 0;
+  PG__NEW(p->ctx, rows, p->n, "an order of rows");
+  for (int64_t i = 0; i < p->n; i++) rows[i] = (heavy){p->norm[i], i};
+  qsort(rows, (size_t)p->n, sizeof *rows, heaviest_first);
+  for (int64_t i = 0; i < p->n; i++) order[i] = rows[i].row;
 fail:
+  free(rows);
+  return status;
+}
+
+/* Directions and lengths of the rows of x, which become unit rows; a zero row stays. */
+static void unit_rows(float *x, int64_t n, int64_t d, float *lengths) {
+  for (int64_t i = 0; i < n; i++) {
+    double square = 0;
+    for (int64_t k = 0; k < d; k++) square += (double)x[i * d + k] * x[i * d + k];
+    lengths[i] = (float)sqrt(square);
+    for (int64_t k = 0; k < d && square > 0; k++)
+      x[i * d + k] = (float)(x[i * d + k] / sqrt(square));
+  }
+}
+
+/* Half the time goes to the upper bound, whose potential then gives the directions of a greedy
+ * pass; the rows' own directions get another one. */
+int pg__oracle_large(pg__oracle *p) {
+  static const double shrink[] = {0.9, 0.95, 1, 1.05}, radii[] = {0.5, 0.55, 0.6, 0.65};
+  const int64_t n = p->n, d = p->d;
+  float *w = NULL, *caps = NULL;
+  int status = 0;
+  PG_TRY(first_bounds(p));
+  PG__NEW(p->ctx, w, n * d, "directions");
+  PG__NEW(p->ctx, caps, n, "lengths");
+  const double half = p->start + (p->deadline - p->start) / 2;
+  PG_TRY(pg__oracle_quantise(p, CLUSTERS, half, w));
+  if (pg__oracle_done(p)) goto fail;
+  unit_rows(w, n, d, caps);
+  const double began = pg__oracle_now();
+  PG_TRY(pg__oracle_greedy(p, w, caps, shrink, PG_COUNT(shrink)));
+  const double lasted = pg__oracle_now() - began;
+  if (pg__oracle_done(p) || pg__oracle_now() + lasted > p->deadline) goto fail;
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t k = 0; k < d; k++) w[i * d + k] = (float)(p->g[i * d + k] / p->norm[i]);
+    caps[i] = 1;
+  }
+  PG_TRY(pg__oracle_greedy(p, w, caps, radii, PG_COUNT(radii)));
+fail:
+  free(w);
+  free(caps);
   return status;
 }

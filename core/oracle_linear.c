@@ -4,6 +4,7 @@
 #include <cblas.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 /* LAPACK's Fortran interface; OpenBLAS brings no header for it. */
@@ -60,4 +61,25 @@ int pg__cholesky_invert(double *factor, int64_t n) {
   for (int64_t i = 0; i < n; i++)
     for (int64_t j = 0; j < i; j++) factor[j * n + i] = factor[i * n + j];
   return info == 0 ? 0 : -1;
+}
+
+/* With w = D / sqrt(sum D), D the row sums of t, L + w w^T is definite, of the rows' own scales,
+ * and solves L x = g because both sides sum to zero. */
+int pg__laplacian_solve(const double *t, const double *g, int64_t n, int64_t d, double *factor,
+                        double *x) {
+  double total = 0;
+  for (int64_t i = 0; i < n; i++) {
+    double sum = 0;
+    for (int64_t j = 0; j < n; j++) sum += i == j ? 0 : t[i * n + j];
+    x[i] = sum;
+    total += sum;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j < i; j++) factor[i * n + j] = x[i] * x[j] / total - t[i * n + j];
+    factor[i * n + i] = x[i] + x[i] * x[i] / total;
+  }
+  if (pg__cholesky(factor, n) < 0) return -1;
+  memcpy(x, g, (size_t)(n * d) * sizeof *x);
+  pg__cholesky_solve(factor, n, x, d);
+  return 0;
 }

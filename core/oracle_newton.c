@@ -14,11 +14,13 @@
 
 #include <cblas.h>
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define MANY 2000    /* pairs from which several threads help */
 #define BLOCK 256    /* rows of K made at once */
-#define DOMINANT 0.2 /* a pair is in the factor when K's diagonal is more than this of s/t */
+#define DOMINANT 0.5 /* a pair is in the factor when K's diagonal is more than this of s/t */
 
 typedef struct pair_set {
   pg__oracle *p;
@@ -338,14 +340,15 @@ static void step(pair_set *c, double *work) {
 /* ---- candidates -------------------------------------------------------------------------------
  */
 /* The first candidates: pairs nearly at the full distance, and those of a flow that carries all but
- * a thousandth of the cost; also a star around the first row, so that all rows hang together. */
+ * a thousandth of the cost (a flow cut further is too far from any optimum to start from); also a
+ * star around the first row, so that all rows hang together. */
 static int choose(pair_set *c, const double *t, const double *d2) {
   const int64_t n = c->p->n;
   share *shares = NULL;
   double total = 0, sum = 0, least = 0;
+  int64_t count = 0;
   int status = 0;
   PG__NEW(c->p->ctx, shares, n * (n - 1) / 2, "all pairs");
-  int64_t count = 0;
   for (int64_t i = 0; i < n; i++)
     for (int64_t j = 0; j < i; j++) {
       const double value = t[i * n + j] * sqrt(d2[i * n + j]);
@@ -368,16 +371,23 @@ fail:
   return status;
 }
 
-/* Pairs that are no candidates and farther apart than every candidate should be. has [n, n] as of
- * state(): the candidates' weights. */
+/* Pairs that are no candidates and farther apart than 1, the farthest first, a few for every row.
+ * has [n, n] as of state(): the candidates' weights. */
 static int add_violated(pair_set *c, const double *has, const double *d2, double mu) {
   const int64_t n = c->p->n;
+  share *shares = NULL;
+  int64_t count = 0;
   int status = 0;
-  for (int64_t i = 0; i < n; i++)
+  PG__NEW(c->p->ctx, shares, n * (n - 1) / 2, "all pairs");
+  for (int64_t i = 1; i < n; i++)
     for (int64_t j = 0; j < i; j++)
-      if (has[i * n + j] == 0 && d2[i * n + j] > 1 - 1e-5)
-        PG_TRY(pairs_add(c, j, i, mu / 0.01, 0.01));
+      if (has[i * n + j] == 0 && d2[i * n + j] > 1 + 1e-7)
+        shares[count++] = (share){d2[i * n + j], i * n + j};
+  qsort(shares, (size_t)count, sizeof *shares, by_share);
+  for (int64_t k = 0; k < count && k < 2 * n; k++)
+    PG_TRY(pairs_add(c, shares[k].pair % n, shares[k].pair / n, mu / 0.01, 0.01));
 fail:
+  free(shares);
   return status;
 }
 
@@ -399,6 +409,7 @@ int pg__oracle_newton(pg__oracle *p, const double *t, const double *x) {
   PG__NEW(ctx, c.solved, n * d, "a potential");
   pg__oracle_distances(x, n, d, d2);
   PG_TRY(choose(&c, t, d2));
+  if (c.count > MANY) omp_set_num_threads(ctx->threads); /* as the caller found it, afterwards */
   for (int round = 0; round < 100; round++) {
     const double began = pg__oracle_now();
     if (pg_context_cancelled(ctx)) PG_TRY(pg_fail(ctx, PG_ECANCELED, "the oracle was cancelled"));

@@ -12,28 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* x <- L_t^+ G up to a common row, with `factor` [n, n] as scratch. With w = D / sqrt(sum D), D the
- * row sums of t, L + w w^T is definite, of the rows' own scales, and solves L x = G because both
- * sides sum to zero. */
-static int potential(const pg__oracle *p, const double *t, double *factor, double *x) {
-  const int64_t n = p->n;
-  double total = 0;
-  for (int64_t i = 0; i < n; i++) {
-    double sum = 0;
-    for (int64_t j = 0; j < n; j++) sum += t[i * n + j];
-    x[i] = sum;
-    total += sum;
-  }
-  for (int64_t i = 0; i < n; i++) {
-    for (int64_t j = 0; j <= i; j++) factor[i * n + j] = x[i] * x[j] / total - t[i * n + j];
-    factor[i * n + i] += x[i];
-  }
-  if (pg__cholesky(factor, n) < 0) return -1;
-  memcpy(x, p->g, (size_t)(n * p->d) * sizeof *x);
-  pg__cholesky_solve(factor, n, x, p->d);
-  return 0;
-}
-
 /* Rows that have one farther away than 1 are drawn to the mean: y. far[i] is that distance. */
 static void draw_in(const double *x, const double *d2, int64_t n, int64_t d, double *mean,
                     double *y) {
@@ -65,7 +43,7 @@ int pg__oracle_warm(pg__oracle *p, double *t, double *x, int rounds, double gap)
   for (int round = 0; round < rounds; round++) {
     if (pg_context_cancelled(p->ctx))
       PG_TRY(pg_fail(p->ctx, PG_ECANCELED, "the oracle was cancelled"));
-    if (potential(p, t, factor, x) < 0) break;
+    if (pg__laplacian_solve(t, p->g, n, d, factor, x) < 0) break;
     p->iterations++;
     pg__oracle_distances(x, n, d, d2);
     if (round % 16 == 15 || round + 1 == rounds || round == 0) {

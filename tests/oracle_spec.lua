@@ -66,3 +66,38 @@ describe("pg.geometry.oracle", function()
     assert.matches("row 1, column 0", text)
   end)
 end)
+
+describe("the oracle of a run", function()
+  local lua = require "lua_support"
+
+  it("is a diagnostic of the head's gradient and increment", function()
+    local out = support.folder() .. "/run"
+    local run = assert(pg.open(lua.recipe(pg, lua.data(), { updates = 2, hooks = {
+      pg.every(1, pg.diagnostics.oracle { gap = 1e-2, seconds = 60 }) } }), { out = out,
+      threads = 1 }))
+    local seen = {}
+    for update in run:updates() do
+      local g, s = run.head.gradient, run.head.increment
+      local o = pg.geometry.oracle(g, { gap = 1e-3 })
+      seen[update] = { o, -(g * s):sum() / math.max(pg.geometry.diameter(s).value, 1e-30) }
+    end
+    run:close()
+    for update, line in ipairs((lua.metrics(out))) do
+      if seen[update] and line["geometry/oracle"] then
+        local o, gain = table.unpack(seen[update])
+        local interval = line["geometry/oracle"]
+        assert(interval[1] <= o.upper and interval[2] >= o.lower)
+        assert(1 - interval[1] / interval[2] <= 1e-2)
+        local share = line["geometry/oracle_share"]
+        assert(share[1] <= o.rownorm / o.lower and share[2] >= o.rownorm / o.upper)
+        assert(share[1] > 0.7 and share[2] <= 1)
+        local mine = line["geometry/oracle_increment_share"]
+        assert(mine == nil or mine[1] <= gain / o.lower * (1 + 1e-6) + 1e-9)
+        seen[update] = nil
+      end
+    end
+    assert.same({}, seen)
+    assert.has_error(function() pg.diagnostics.oracle { gap = 0 } end)
+    support.clean()
+  end)
+end)

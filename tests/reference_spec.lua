@@ -221,6 +221,7 @@ describe("the reference documents", function()
     local run = assert(pg.open(support.recipe(pg, data, { updates = 2, increments = "all", hooks = {
       pg.every(1, pg.diagnostics.head_diameter { bracket = true }),
       pg.every(1, pg.diagnostics.head_geometry { separation = true }),
+      pg.every(1, pg.diagnostics.oracle { gap = 0.1 }),
       pg.every(1, pg.diagnostics.validation { tokens = 64, hilbert_panel = 64 }),
       pg.every(1, pg.diagnostics.bottleneck { panel = 64 }),
       pg.every(1, pg.diagnostics.functional { panel = 16, backward = true }),

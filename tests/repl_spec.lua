@@ -357,6 +357,15 @@ describe("training at the prompt", function()
     assert.equal(12, values("a.update", { saved }))
   end)
 
+  it("asks the oracle about the head's last gradient", function()
+    local older = out .. "/checkpoints/00000010"
+    local text, again, ok = values([[step(1) local o = oracle { gap = 1e-2, seconds = 60 }
+      return tostring(o), oracle { matrix = head.gradient, gap = 0.05 }.gap <= 0.05,
+        pg.geometry.check_oracle(head.gradient, o).ok]], { older })
+    assert.matches("^T%(G%) in %[.*RowNorm keeps", text)
+    assert.is_true(again and ok)
+  end)
+
   it("answers what another optimizer would do and changes nothing", function()
     local older = out .. "/checkpoints/00000010"
     local code = [[

@@ -155,8 +155,41 @@ function diagnostics.bottleneck(options)
     end)
 end
 
+-- How much of the steepest descent under the row diameter the head's update keeps, as certified
+-- intervals: RowNorm of this update's gradient, and the increment itself.
+function diagnostics.oracle(options)
+  options = check.table(nil, "pg.diagnostics.oracle", options or {})
+  keys.check(options, { "gap", "seconds" }, "pg.diagnostics.oracle")
+  local name = "pg.diagnostics.oracle "
+  local asked = {
+    gap = check.number(nil, name .. "gap", options.gap or 0.02, { min = 1e-9, max = 1 }),
+    seconds = check.number(nil, name .. "seconds", options.seconds or 10, { min = 1e-3 }),
+  }
+  return new("oracle", function(run, where)
+    if run.head.optimizer == "frozen" then
+      errors.at(where, "pg.diagnostics.oracle: the head is frozen and has no gradient")
+    end
+  end, function(run)
+    if run.update == 0 then return nil end -- no gradient yet
+    local geometry = require("perigee.geometry").raw
+    local g, s = run.head.gradient, run.head.increment
+    local best = geometry.oracle(g, asked)
+    run:log("geometry/oracle", { best.lower, best.upper })
+    run:log("geometry/oracle_share", { best.rownorm_share.lower, best.rownorm_share.upper })
+    run:log("geometry/oracle_seconds", best.seconds)
+    local diameter = run:diameter(s).value
+    if diameter > 0 and best.lower > 0 then
+      local gain = -(g * s):sum() / diameter
+      local low, high = gain / best.upper, gain / best.lower
+      run:log("geometry/oracle_increment_share", { math.min(low, high), math.max(low, high) })
+    end
+    return best
+  end)
+end
+
 local public = { head_diameter = diagnostics.head_diameter, validation = diagnostics.validation,
-  head_geometry = diagnostics.head_geometry, bottleneck = diagnostics.bottleneck }
+  head_geometry = diagnostics.head_geometry, bottleneck = diagnostics.bottleneck,
+  oracle = diagnostics.oracle }
 for name, make in pairs(require "perigee.diagnostics.measures"(new)) do public[name] = make end
 
 local names = {}

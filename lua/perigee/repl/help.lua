@@ -145,6 +145,7 @@ local overview = [[
 run  model  head  inc  parameters  tok "…"      the first one opened; several: runs[i], a, b, …
 head:neighbours(tok " king", 8)                 nearest rows, as tokens
 inc:diameter()   hilbert{ tokens = 2048 }       size of the last increment, as distance and function
+oracle{ seconds = 20 }                          what the last gradient could give at best
 panel(n)   compare(a, b, panel)                 validation positions; two checkpoints on them
 step(n)   what_if(pg.optim.adamw{}, { warm = 8 })   train in memory; what another optimizer would do
 plot("train/loss")   plot{ scatter = head }     in the terminal; file = "x.svg" for a file

@@ -173,6 +173,21 @@ function methods:hilbert(options)
   return report.new(result, render_hilbert)
 end
 
+-- oracle{ matrix, gap, seconds }: the optimum of steepest descent under the row diameter (of the
+-- head's last gradient), certified.
+function methods:oracle(options)
+  if options == nil then options = {} end
+  if type(options) == "userdata" then options = { matrix = options } end
+  check.table(nil, "oracle", options, "{ matrix, gap, seconds }")
+  keys.check(options, { "matrix", "gap", "seconds" }, "oracle")
+  local matrix = options.matrix or self.head.gradient
+  if matrix == nil then
+    errors.misuse("oracle: there is no gradient of the head: step(1) makes one, or give matrix = …")
+  end
+  return require("perigee.geometry").raw.oracle(matrix,
+    { gap = options.gap, seconds = options.seconds })
+end
+
 measure.matrix_of, measure.tokens_for = matrix_of, tokens_for
 
 return measure
