@@ -117,7 +117,11 @@ function checkpoints.prune(directory, hooks, newest)
   end
   for i = 1, #candidates - keep do
     if candidates[i] ~= newest then
-      core.fs.remove(checkpoints.path(directory, candidates[i]))
+      -- Under a name that sweep() knows: half removed it would look like a damaged checkpoint.
+      local path = checkpoints.path(directory, candidates[i])
+      local leaving = path .. ".old-0"
+      core.fs.remove(leaving)
+      if core.fs.rename(path, leaving) then core.fs.remove(leaving) end
     end
   end
 end
