@@ -14,15 +14,17 @@ typedef struct op_name {
   int op;
 } op_name;
 static const op_name binary_names[] = {
-    {"add", PG_ADD}, {"sub", PG_SUB},     {"mul", PG_MUL}, {"div", PG_DIV}, {"minimum", PG_MIN},
-    {"pow", PG_POW}, {"maximum", PG_MAX}, {"lt", PG_LT},   {"le", PG_LE},   {"gt", PG_GT},
-    {"ge", PG_GE},   {"eq", PG_EQ},       {"ne", PG_NE},
+    {"add", PG_ADD},     {"sub", PG_SUB},       {"mul", PG_MUL},     {"div", PG_DIV},
+    {"minimum", PG_MIN}, {"pow", PG_POW},       {"maximum", PG_MAX}, {"lt", PG_LT},
+    {"le", PG_LE},       {"gt", PG_GT},         {"ge", PG_GE},       {"eq", PG_EQ},
+    {"ne", PG_NE},       {"masked", PG_MASKED},
 };
 static const op_name unary_names[] = {
-    {"neg", PG_NEG},           {"abs", PG_ABS},   {"sqrt", PG_SQRT},
-    {"exp", PG_EXP},           {"log", PG_LOG},   {"square", PG_SQUARE},
-    {"sign", PG_SIGN},         {"tanh", PG_TANH}, {"reciprocal", PG_RECIPROCAL},
-    {"isfinite", PG_ISFINITE},
+    {"neg", PG_NEG},           {"abs", PG_ABS},     {"sqrt", PG_SQRT},
+    {"exp", PG_EXP},           {"log", PG_LOG},     {"square", PG_SQUARE},
+    {"sign", PG_SIGN},         {"tanh", PG_TANH},   {"reciprocal", PG_RECIPROCAL},
+    {"isfinite", PG_ISFINITE}, {"floor", PG_FLOOR}, {"ceil", PG_CEIL},
+    {"round", PG_ROUND},
 };
 static const op_name reduce_names[] = {
     {"sum", PG_SUM},   {"mean", PG_MEAN},     {"max", PG_RMAX},      {"min", PG_RMIN},

@@ -11,8 +11,9 @@ extern "C" {
 #endif
 
 /* Operations by name: binary "add" "sub" "mul" "div" "minimum" "maximum" "pow" "lt" "le" "gt" "ge"
- * "eq" "ne"; unary "neg" "abs" "sqrt" "square" "exp" "log" "sign" "reciprocal" "tanh" "isfinite";
- * reductions "sum" "mean" "max" "min" "norm" "argmax" "argmin". */
+ * "eq" "ne" "masked" (a where b is not 0, else -0); unary "neg" "abs" "sqrt" "square" "exp" "log"
+ * "sign" "reciprocal" "tanh" "isfinite" "floor" "ceil" "round" (halves to even); reductions
+ * "sum" "mean" "max" "min" "norm" "argmax" "argmin". */
 /* out NULL: a new tensor in *result; else written in place (must have the broadcast shape). */
 int pg_tensor_binary(const char *op, const pg_tensor *a, const pg_tensor *b, pg_tensor *out,
                      pg_tensor **result);

@@ -226,7 +226,8 @@ typedef enum pg_binary_op {
   PG_GT,
   PG_GE,
   PG_EQ,
-  PG_NE /* comparisons give 1 or 0 */
+  PG_NE,    /* comparisons give 1 or 0 */
+  PG_MASKED /* a where b is not 0, else -0, which changes nothing that it is added to */
 } pg_binary_op;
 typedef enum pg_unary_op {
   PG_NEG,
@@ -238,7 +239,10 @@ typedef enum pg_unary_op {
   PG_SIGN,
   PG_RECIPROCAL,
   PG_TANH,
-  PG_ISFINITE
+  PG_ISFINITE,
+  PG_FLOOR,
+  PG_CEIL,
+  PG_ROUND /* to the nearest, halves to even */
 } pg_unary_op;
 typedef enum pg_reduce_op {
   PG_SUM,

@@ -74,6 +74,7 @@ BINARY_RUN(run_gt, x > y ? 1.0f : 0.0f)
 BINARY_RUN(run_ge, x >= y ? 1.0f : 0.0f)
 BINARY_RUN(run_eq, x == y ? 1.0f : 0.0f)
 BINARY_RUN(run_ne, x != y ? 1.0f : 0.0f)
+BINARY_RUN(run_masked, y != 0 ? x : -0.0f)
 
 UNARY_RUN(run_neg, -x)
 UNARY_RUN(run_abs, fabsf(x))
@@ -85,19 +86,24 @@ UNARY_RUN(run_sign, x > 0 ? 1.0f : x < 0 ? -1.0f : x) /* keeps zeros and NaN */
 UNARY_RUN(run_reciprocal, 1.0f / x)
 CALL_RUN(run_tanh, tanhf)
 UNARY_RUN(run_isfinite, x - x == 0 ? 1.0f : 0.0f)
+UNARY_RUN(run_floor, floorf(x))
+UNARY_RUN(run_ceil, ceilf(x))
+UNARY_RUN(run_round, rintf(x))
 
 static binary_run *const binary_runs[] = {
-    [PG_ADD] = run_add, [PG_SUB] = run_sub, [PG_MUL] = run_mul, [PG_DIV] = run_div,
-    [PG_MIN] = run_min, [PG_MAX] = run_max, [PG_POW] = run_pow, [PG_LT] = run_lt,
-    [PG_LE] = run_le,   [PG_GT] = run_gt,   [PG_GE] = run_ge,   [PG_EQ] = run_eq,
-    [PG_NE] = run_ne,
+    [PG_ADD] = run_add, [PG_SUB] = run_sub,       [PG_MUL] = run_mul, [PG_DIV] = run_div,
+    [PG_MIN] = run_min, [PG_MAX] = run_max,       [PG_POW] = run_pow, [PG_LT] = run_lt,
+    [PG_LE] = run_le,   [PG_GT] = run_gt,         [PG_GE] = run_ge,   [PG_EQ] = run_eq,
+    [PG_NE] = run_ne,   [PG_MASKED] = run_masked,
 };
 static unary_run *const unary_runs[] = {
-    [PG_NEG] = run_neg,   [PG_ABS] = run_abs,
-    [PG_SQRT] = run_sqrt, [PG_SQUARE] = run_square,
-    [PG_EXP] = run_exp,   [PG_LOG] = run_log,
-    [PG_SIGN] = run_sign, [PG_RECIPROCAL] = run_reciprocal,
-    [PG_TANH] = run_tanh, [PG_ISFINITE] = run_isfinite,
+    [PG_NEG] = run_neg,     [PG_ABS] = run_abs,
+    [PG_SQRT] = run_sqrt,   [PG_SQUARE] = run_square,
+    [PG_EXP] = run_exp,     [PG_LOG] = run_log,
+    [PG_SIGN] = run_sign,   [PG_RECIPROCAL] = run_reciprocal,
+    [PG_TANH] = run_tanh,   [PG_ISFINITE] = run_isfinite,
+    [PG_FLOOR] = run_floor, [PG_CEIL] = run_ceil,
+    [PG_ROUND] = run_round,
 };
 
 #define CHUNK 16384

@@ -26,6 +26,7 @@ COMPARISON(op_gt, >)
 COMPARISON(op_ge, >=)
 COMPARISON(op_eq, ==)
 COMPARISON(op_ne, !=)
+OPERATION(op_masked, pg_flush(y) != 0 ? x : -0.0f)
 
 OPERATION(op_neg, __uint_as_float(__float_as_uint(x) ^ 0x80000000u))
 OPERATION(op_abs, __uint_as_float(__float_as_uint(x) & 0x7fffffffu))
@@ -37,6 +38,9 @@ OPERATION(op_sign, pg_flush(x) > 0 ? 1.0f : pg_flush(x) < 0 ? -1.0f : x) /* keep
 OPERATION(op_reciprocal, pg_div(1.0f, x))
 OPERATION(op_tanh, pg_flush(tanhf(pg_flush(x))))
 OPERATION(op_isfinite, isfinite(x) ? 1.0f : 0.0f)
+OPERATION(op_floor, floorf(pg_flush(x)))
+OPERATION(op_ceil, ceilf(pg_flush(x)))
+OPERATION(op_round, rintf(pg_flush(x)))
 
 struct op_lerp {
   float keep, take;
@@ -161,6 +165,7 @@ static int run_binary(pg_queue *q, pg_binary_op op, pg_view a, pg_view b, float 
     CASE(PG_GE, op_ge)
     CASE(PG_EQ, op_eq)
     CASE(PG_NE, op_ne)
+    CASE(PG_MASKED, op_masked)
 #undef CASE
   }
   return pg_cuda_refuse(q, "no operation %d", (int)op);
@@ -194,6 +199,9 @@ int pg_cuda_unary(pg_queue *q, pg_unary_op op, pg_view a, int64_t rows, int64_t 
     CASE(PG_RECIPROCAL, op_reciprocal)
     CASE(PG_TANH, op_tanh)
     CASE(PG_ISFINITE, op_isfinite)
+    CASE(PG_FLOOR, op_floor)
+    CASE(PG_CEIL, op_ceil)
+    CASE(PG_ROUND, op_round)
 #undef CASE
   }
   return pg_cuda_refuse(q, "no operation %d", (int)op);

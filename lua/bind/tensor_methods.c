@@ -257,8 +257,9 @@ static void set_operation(lua_State *L, const char *name, const char *op, lua_CF
 
 static const char *const binary[] = {"add", "sub", "mul", "div", "minimum", "maximum", "pow",
                                      "lt",  "le",  "gt",  "ge",  "eq",      "ne"};
-static const char *const unary[] = {"neg", "abs",  "sqrt",       "square", "exp",
-                                    "log", "sign", "reciprocal", "tanh",   "isfinite"};
+static const char *const unary[] = {"neg",   "abs",  "sqrt",       "square", "exp",
+                                    "log",   "sign", "reciprocal", "tanh",   "isfinite",
+                                    "floor", "ceil", "round"};
 static const char *const reduce[] = {"sum", "mean", "max", "min", "norm"};
 static const char *const rows[][2] = {
     {"add_rows", "add"}, {"sub_rows", "sub"}, {"mul_rows", "mul"}, {"div_rows", "div"}};
@@ -288,6 +289,7 @@ void pgl_tensor_methods(lua_State *L) {
   luaL_setfuncs(L, methods, 0);
   for (size_t i = 0; i < PG_COUNT(binary); i++)
     set_operation(L, binary[i], binary[i], tensor_binary, true);
+  set_operation(L, "masked", "masked", tensor_binary, false);
   for (size_t i = 0; i < PG_COUNT(unary); i++)
     set_operation(L, unary[i], unary[i], tensor_unary, true);
   for (size_t i = 0; i < PG_COUNT(reduce); i++)

@@ -336,6 +336,28 @@ local function clamp(t, low, high, in_place)
   if high ~= nil then t = (in_place or low ~= nil) and t:minimum_(high) or t:minimum(high) end
   return t
 end
+local masked = methods.masked
+methods.masked = nil
+
+local function need_operand(label, value)
+  if type(value) ~= "number" and not tensors.is(value) then
+    check.fail(nil, label, value, "a tensor or a number")
+  end
+end
+
+-- One where `condition` is not 0 (NaN is not), else the other; tensors or numbers. Adding the -0
+-- that masked() leaves elsewhere changes nothing.
+local function where(condition, a, b)
+  need_tensor("where condition", condition)
+  need_operand("where a", a)
+  need_operand("where b", b)
+  return masked(a, condition) + masked(b, condition:eq(0))
+end
+constructors.where = public(where)
+methods.where = public(function(t, condition, other)
+  return where(condition, need_tensor("where", t), other)
+end)
+
 methods.clamp = public(function(t, low, high) return clamp(t, low, high, false) end)
 methods.clamp_ = public(function(t, low, high) return clamp(t, low, high, true) end)
 

@@ -19,6 +19,7 @@ static float reference_binary(pg_binary_op op, float x, float y) {
   case PG_GE: return x >= y;
   case PG_EQ: return x == y;
   case PG_NE: return x != y;
+  case PG_MASKED: return y != 0 ? x : -0.0f;
   }
   return NAN;
 }
@@ -45,7 +46,7 @@ TEST(binary) {
         {VIEW(a, columns, 1), VIEW(b, columns, 1), VIEW(out, 1, rows)},
     };
     for (int l = 0; l < 6; l++)
-      for (int op = PG_ADD; op <= PG_NE; op++) {
+      for (int op = PG_ADD; op <= PG_MASKED; op++) {
         pg_view x = layouts[l].a, y = layouts[l].b, o = layouts[l].out;
         for (int64_t i = 0; i < n * 2; i++) out[i] = NAN;
         KERNEL(binary, (pg_binary_op)op, x, y, rows, columns, o);
@@ -78,7 +79,7 @@ TEST(scalar) {
   unit_seed(52);
   int64_t rows = 41, columns = 67, n = rows * columns;
   float *a = unit_normals(n, 1), *out = unit_poisoned(n);
-  for (int op = PG_ADD; op <= PG_NE; op++)
+  for (int op = PG_ADD; op <= PG_MASKED; op++)
     for (int reversed = 0; reversed < 2; reversed++) {
       double s = 0.1; /* rounds to fp32 first */
       KERNEL(scalar, (pg_binary_op)op, VIEW(a, columns, 1), s, reversed, rows, columns,
@@ -95,7 +96,7 @@ TEST(scalar) {
 TEST(unary) {
   float x[] = {-2.5f, -1, -0.0f, 0, 0.25f, 1, 4, 100, INFINITY, -INFINITY, NAN};
   int n = (int)(sizeof x / sizeof *x);
-  for (int op = PG_NEG; op <= PG_ISFINITE; op++)
+  for (int op = PG_NEG; op <= PG_ROUND; op++)
     for (int gaps = 1; gaps <= 2; gaps++) {
       float in[22], out[22];
       for (int i = 0; i < n; i++) in[i * gaps] = x[i];
@@ -114,6 +115,11 @@ TEST(unary) {
         case PG_RECIPROCAL: want = 1 / v; break;
         case PG_TANH: want = tanhf(v); break;
         case PG_ISFINITE: want = isfinite(v) ? 1 : 0; break;
+        case PG_FLOOR: want = floorf(v); break;
+        case PG_CEIL: want = ceilf(v); break;
+        case PG_ROUND:
+          want = v == 0.25f ? 0 : v == -2.5f ? -2 : v;
+          break; /* the others are whole */
         }
         CHECK(same(out[i * gaps], want), "op %d of %g: %g, want %g", op, v, out[i * gaps], want);
       }
