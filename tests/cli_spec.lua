@@ -157,6 +157,33 @@ describe("perigee train", function()
       assert.equal(0, summary.update)
     end)
 
+  it("ends with 1 and a summary when a recipe or a script calls os.exit", function()
+    local folder = support.folder()
+    local function recipe(hook)
+      return support.write(folder .. "/r.lua", (support.read(tiny):gsub("hooks = {",
+        "hooks = {\n" .. hook .. ",", 1)))
+    end
+    local code, _, err = support.perigee { "train",
+      recipe("pg.at({ 3 }, function() os.exit(0) end)"), "--set", "data=" .. data, "--quiet",
+      "--no-attach", "--out", folder .. "/hook" }
+    assert.equal(1, code)
+    assert.matches("\nperigee: [^\n]*r.lua:%d+: os.exit was called before the run ended: [^\n]*"
+      .. "update 3%)\n$", err)
+    assert.equal("failed", support.json(folder .. "/hook/summary.json").status)
+    -- In a script's own loop it leaves the loop: the run can be resumed.
+    support.write(folder .. "/s.lua", ([[
+local pg = require "perigee"
+local run = assert(pg.open(%q, { out = %q, set = { data = %q } }))
+for update in run:updates() do
+  if update == 3 then os.exit(4) end
+end]]):format(recipe("function() end"), folder .. "/loop", data))
+    code, _, err = support.perigee { "run", folder .. "/s.lua" }
+    assert.equal(4, code, err)
+    local summary = support.json(folder .. "/loop/summary.json")
+    assert.equal("stopped", summary.status)
+    assert.equal("checkpoints/00000003", summary.checkpoint)
+  end)
+
   it("shows the stack only when PERIGEE_TRACE asks", function()
     local recipe = support.write(support.folder() .. "/r.lua",
       "local function inner() error('deep') end\ninner()")

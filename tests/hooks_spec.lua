@@ -126,6 +126,33 @@ describe("hooks of a run", function()
     end
   end)
 
+  it("cannot end the process before the run, even where the error is caught", function()
+    local text = "hooks_spec.lua:%d+: os.exit was called before the run ended: expected run:stop"
+    for _, hook in ipairs { function() os.exit(0) end, function() pcall(os.exit, 7, true) end } do
+      local ok, e, out, run = attempt({ pg.every(2, hook) })
+      assert.is_false(ok)
+      assert.matches(text, tostring(e))
+      local summary = support.json(out .. "/summary.json")
+      assert.equal(1, summary.exit_code)
+      assert.equal("failed", summary.status)
+      assert.matches(text, summary.reason)
+      assert.equal("checkpoints/00000002", summary.checkpoint)
+      run:close()
+    end
+    local leave = pg.optim.define { name = "leave", increment = function(w, h)
+      if w.updates == 3 then os.exit() end
+      return w.gradient:clone():mul_(-h.lr)
+    end }
+    local run, out = open { optimizers = {
+      { role = { "embedding", "backbone" }, pg.optim.sgd { lr = 0.01 } },
+      { role = "head", leave { lr = 0.01 } } } }
+    local ok, e = pcall(train, run)
+    assert.is_false(ok)
+    assert.matches(text, tostring(e))
+    assert.equal("failed", support.json(out .. "/summary.json").status)
+    run:close()
+  end)
+
   it("cannot advance the run, from a hook, a loop or an optimizer", function()
     local ok, e, _, run = attempt({ function(r) r:step() end })
     assert.is_false(ok)

@@ -292,8 +292,13 @@ describe("a failure of one rank ends all of them", function()
     fails({ fault = "optimizer" }, "this optimizer is broken", "rank 1 failed: ")
   end)
 
+  mpi_it("when a hook calls os.exit", function()
+    local text = "os.exit was called before the run ended"
+    fails({ fault = "exit" }, text, "rank 1 failed: ")
+  end)
+
   mpi_it("when a hook ends the process", function()
-    fails({ fault = "exit" }, nil, "rank 1 failed: the process ended before the run did")
+    fails({ fault = "vanish" }, nil, "rank 1 failed: the process ended before the run did")
   end)
 
   mpi_it("when it does not come", function()

@@ -120,7 +120,8 @@ describe("ranks on GPUs", function()
   end)
 
   for fault, text in pairs {
-    hook = "rank 1 failed: ", exit = "rank 1 failed: the process ended before the run did",
+    hook = "rank 1 failed: ", vanish = "rank 1 failed: the process ended before the run did",
+    exit = "os.exit was called before the run ended",
     kill = "rank 1 failed: its process ended without a word",
     nan = "is not finite on rank 1 (loss nan)",
   } do

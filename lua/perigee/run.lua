@@ -9,6 +9,7 @@ local core = require "perigee.core"
 local check = require "perigee.check"
 local checkpoints = require "perigee.checkpoints"
 local errors = require "perigee.errors"
+local exit = require "perigee.exit"
 local keepers = require "perigee.keepers"
 local keys = require "perigee.keys"
 local profile = require "perigee.profile"
@@ -47,6 +48,14 @@ function runs.find(value)
   end
   return found
 end
+
+exit.guard(function()
+  local list = {}
+  for _, run in pairs(of_handle) do
+    if run.status == "running" and not run.closed then list[#list + 1] = run end
+  end
+  return list
+end)
 
 -- Fields that hooks may read; nil before the first update where that makes sense.
 local fields = { loss = true, update = true, tokens = true, grad_norm = true, clip_factor = true,
@@ -459,6 +468,7 @@ end
 
 -- Why the loop must end now: status, reason; nil to go on.
 function Run:ending()
+  if self.left then error(self.left, 0) end
   local signal = self:signal()
   if #self.pending > 0 then return "stopped", signal or "hooks pending" end
   if self.update >= self.last then
