@@ -244,10 +244,30 @@ describe("train --profile", function()
     assert(support.json(folder .. "/trace.json").traceEvents)
   end)
 
-  it("says when the file cannot be written", function()
-    local code, _, problem = support.perigee({ "train", "recipe.lua", "--out", "nowhere",
-      "--profile=/no/such/folder/x.json" }, folder)
-    assert.equal(1, code)
-    assert.matches("/no/such/folder/x.json", problem)
+  it("says before the first update when the file cannot be written", function()
+    local resumed = folder .. "/resumed"
+    train("--out", "resumed", "--max-updates", "2", "--quiet")
+    core.fs.make(folder .. "/a_folder")
+    for _, file in ipairs { "/no/such/folder/x.json", "a_folder", "/dev/full" } do
+      local option = "--profile=" .. file
+      for _, words in ipairs { { "train", "recipe.lua", "--out", "nowhere", option },
+        { "resume", resumed, option } } do
+        local code, out, problem = support.perigee(words, folder)
+        assert.equal(1, code)
+        assert.is_true(support.one_line(problem, file))
+        assert.is_falsy(out:find("update 1", 1, true))
+      end
+      assert.is_false(core.fs.exists(folder .. "/nowhere"))
+    end
+    assert.is_true(core.fs.exists("/dev/full"))
+    assert.same({ "00000002" }, core.fs.list(resumed .. "/checkpoints"))
+    assert.equal(75, support.perigee({ "resume", resumed, "--profile=trace.json", "--max-time",
+      "0.000001", "--quiet" }, folder))
+    assert(support.json(folder .. "/trace.json").traceEvents) -- of the test before
+    for _, option in ipairs { "--profile=", "--out=" } do
+      local code, _, problem = support.perigee({ "train", "recipe.lua", option }, folder)
+      assert.equal(2, code)
+      assert.is_true(support.one_line(problem, option:sub(1, -2) .. ' "" is not allowed'))
+    end
   end)
 end)

@@ -60,6 +60,9 @@ local function convert(option, text)
     end
     errors.usage("%s %s is not allowed: expected %s", name, check.show(text),
       table.concat(option.choices, " or "))
+  elseif text == "" and (option.value == "FILE" or option.value == "DIR") then
+    errors.usage("%s \"\" is not allowed: expected %s's name", name,
+      option.value == "FILE" and "a file" or "a folder")
   end
   return text
 end

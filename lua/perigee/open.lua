@@ -37,6 +37,7 @@ function open.check_options(options, what)
   if options.set ~= nil then check.table(nil, "set", options.set) end
   if options.profile ~= nil and type(options.profile) ~= "boolean" then
     check.string(nil, "profile", options.profile, "true")
+    if options.profile == "" then check.fail(nil, "profile", "", "a file's name or true") end
   end
 end
 

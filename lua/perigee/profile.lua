@@ -1,4 +1,5 @@
 -- The profile of one update of a run: which one, where its trace goes, and what it says in a line.
+local core = require "perigee.core"
 local errors = require "perigee.errors"
 
 local profile = {}
@@ -23,14 +24,35 @@ function profile.summary(result)
   return table.concat(words, ", ")
 end
 
+-- Where the first rank's trace goes; nil when none is wanted.
+local function file_of(run)
+  local wanted = run.options.profile
+  if not wanted or run.rank > 0 then return nil end
+  return wanted == true and run.out .. "/profile.json" or wanted
+end
+
+-- Before training: refuse a file that could not be written after the update, which is lost then.
+function profile.prepare(run)
+  local path = file_of(run)
+  if not path then return end
+  local kind = core.fs.kind(path)
+  if kind ~= nil and kind ~= "file" then
+    errors.world(("EEXIST: the profile %s is no file: expected a file, or a new name"):format(path),
+      "EEXIST")
+  end
+  -- Beside an earlier trace, which a run that fails leaves as it is.
+  local ok, _, name = core.fs.write(path .. ".try", "")
+  if not ok then errors.world(("%s: the profile %s cannot be written"):format(name, path), name) end
+  errors.try(core.fs.remove(path .. ".try"))
+end
+
 -- Call step(), the next update of `run`; record it when options.profile asks for that: the third of
 -- the session, or its last. The first rank's operations go to the file.
 function profile.around(run, step)
-  local wanted = run.options.profile
-  if not wanted or run.rank > 0 then return step() end
+  local path = file_of(run)
+  if not path then return step() end
   run.profile_at = run.profile_at or math.min(run.update + 1 + WARMUP, run.last)
   if run.update + 1 ~= run.profile_at then return step() end
-  local path = wanted == true and run.out .. "/profile.json" or wanted
   errors.try(run.ctx:profile_start())
   local results = table.pack(pcall(step))
   local result, message, name = run.ctx:profile_stop(results[1] and path or nil)

@@ -10,6 +10,7 @@ local directory = require "perigee.directory"
 local errors = require "perigee.errors"
 local keepers = require "perigee.keepers"
 local open = require "perigee.open"
+local profile = require "perigee.profile"
 local recipe = require "perigee.recipe"
 local runs = require "perigee.run"
 local sources = require "perigee.sources"
@@ -137,6 +138,7 @@ function session.new(from, options)
       directory.write_json(run.out .. "/state.json", state.place(run))
       directory.write_recipe(run.out, run.reading) -- where it is, the others are
       run.metrics = errors.try(core.metrics(run.ctx, run.out .. "/metrics.jsonl"))
+      profile.prepare(run)
     end)
     if not ok then
       if run.rank == 0 then core.fs.remove(run.out) end
@@ -322,6 +324,7 @@ function session.resume(path, options)
       run:start()
       return
     end
+    profile.prepare(run)
     if changed then
       -- The earlier source stays beside the new one.
       errors.try(core.fs.rename(path .. "/recipe.lua",
