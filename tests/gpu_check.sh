@@ -32,6 +32,7 @@ stand_in() { # NAME, the script on standard input
   chmod +x "$work/fake/$1"
 }
 stand_in nvidia-smi <<'SH'
+[ -z "${FAKE_STUCK:-}" ] || { trap '' TERM; while :; do sleep 1; done; }
 [ "${FAKE_GPUS:-1}" != 0 ] ||
   { echo "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."; exit 9; }
 for ((i = 0; i < ${FAKE_GPUS:-1}; i++)); do echo "Emulated \"GPU\", 580.1, 8192, 9.0"; done
@@ -84,6 +85,16 @@ check "usage" gpu_check 2 --minuts 3
 check "usage" gpu_check 2 --minutes soon
 check "usage" gpu_check 2 --bundle-dir "$work"
 check "usage" gpu_check 2 --bundle "$work/bundle.zip"
+# Before anything is packed: that takes minutes.
+mkdir "$work/folder.tar.gz"
+for file in /nonexistent/x.tar.gz "$work/folder.tar.gz"; do
+  check "bundle: no folder for it" gpu_check 2 --bundle "$file"
+  check "bundle: no folder for it" says "^tools/gpu-check: --bundle '$file': a file in a folder"
+done
+start=$SECONDS
+FAKE_STUCK=1 check "a driver that does not answer" gpu_check 1 --minutes 0.05
+check "a driver that does not answer" says "nvidia-smi did not answer within [1-3] s"
+check "a driver that does not answer" test $((SECONDS - start)) -lt 20
 FAKE_GPUS=0 check "no GPU" gpu_check 1
 check "no GPU: one line" says "^tools/gpu-check: there is no GPU: NVIDIA-SMI has failed.*It needs"
 check "no GPU: one line" test "$(wc -l <"$work/output")" = 1

@@ -15,6 +15,11 @@ case $file in
   *) echo "tools/gpu-check: --bundle '$file': a name ending in .tar.zst or .tar.gz is allowed" >&2
     exit 2 ;;
 esac
+folder=$(dirname "$file")
+if [ ! -d "$folder" ] || [ ! -w "$folder" ] || [ -d "$file" ]; then
+  echo "tools/gpu-check: --bundle '$file': a file in a folder that can be written is allowed" >&2
+  exit 2
+fi
 git rev-parse -q --verify HEAD >/dev/null ||
   { echo "error: this is no git repository" >&2; exit 1; }
 need_packages "the bundle" $PERIGEE_BUILD_PACKAGES $PERIGEE_BUNDLE_PACKAGES
