@@ -40,7 +40,8 @@ typedef struct pg_device {
 } pg_device;
 int pg_context_describe(pg_context *ctx, pg_device *out);
 /* Which attention the device uses for [batch, time, heads, head_dim], in fp32 or bf16, and why, as
- * one line in text[size]; empty where it has one only. It loads what such calls need. */
+ * one line in text[size]; empty where it has one only. It loads what such calls need, and fails
+ * where they would: a shape that is beyond the device. */
 int pg_context_attention(pg_context *ctx, bool bf16, int64_t batch, int64_t time, int64_t heads,
                          int64_t head_dim, char *text, size_t size);
 int pg_context_threads(const pg_context *ctx);

@@ -127,8 +127,9 @@ typedef int pg_attention_backward_fn(pg_queue *q, pg_dtype type, const void *dou
                                      void *dvalue);
 
 /* Which implementation such calls take and why, as one line of text; empty where there is one only.
- * Loads and prepares what they need. -1 where PG_ATTENTION in the environment asks for one that
- * cannot run. The choice depends on the machine and the shape alone. */
+ * Loads and prepares what they need. -1 where none can take them, or where PG_ATTENTION in the
+ * environment asks for one that cannot run. The choice depends on the machine and the shape alone.
+ */
 typedef int pg_attention_path_fn(pg_queue *q, pg_dtype type, int64_t batch, int64_t time,
                                  int64_t heads, int64_t head_dim, char *text, size_t size);
 

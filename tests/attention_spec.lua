@@ -60,6 +60,34 @@ describe("attention", function()
     end
   end)
 
+  emulated_it("that the device cannot compute is refused before anything is made", function()
+    local folder = support.folder()
+    local text = ([[
+local pg = require "perigee"
+local p = pg.params { dim = 256 }
+return pg.recipe {
+  name = "wide", model = { layers = 1, width = 16, heads = 1, head_dim = p.dim, context = 8 },
+  data = pg.data.shards { path = %q }, batch = { sequences = 2, micro = 2 }, updates = 1,
+  optimizers = { { match = ".", pg.optim.sgd { lr = 1e-3 } } },
+}]]):format(support.data(folder .. "/data"))
+    support.write(folder .. "/r.lua", text)
+    local function perigee(environment, dim, rest)
+      return support.shell(("cd %s && %s OMP_NUM_THREADS=1 %s train r.lua --device cuda --out run "
+        .. "--set dim=%d %s"):format(folder, environment, support.quote(program), dim, rest))
+    end
+    for _, case in ipairs { { "", 258, "head_dim is 258; attention goes up to 256" },
+      { "CUDAEMU_SHARED=99k", 256, "head_dim 256 needs" } } do
+      for _, rest in ipairs { "--dry-run", "--quiet", "--compute fp32 --dry-run" } do
+        local code, _, err = perigee(case[1], case[2], rest)
+        assert.equal(1, code)
+        assert.is_true(support.one_line(err, "r.lua:", case[3]))
+        assert.is_false(core.fs.exists(folder .. "/run"))
+      end
+    end
+    local code, _, err = perigee("", 256, "--quiet")
+    assert.equal(0, code, err)
+  end)
+
   emulated_it("is said by doctor", function()
     local _, out = support.shell(support.quote(program) .. " doctor")
     assert.matches("\nattention +plain kernel: this build has no cuDNN plugin", out)

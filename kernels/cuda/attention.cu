@@ -337,6 +337,7 @@ template <class T> struct call {
   const T *query, *key, *value, *dout, *out;
   T *result, *dquery, *dkey, *dvalue;
   float *lse, *delta;
+  bool ask; /* nothing is computed: can such a call run? */
 };
 
 /* Bytes of shared memory: `count` tiles of positions and one of weights. */
@@ -356,6 +357,7 @@ template <int TILE, int D, class T> static int run(pg_queue *q, shape s, const c
   if (blocks > INT32_MAX || warps > INT32_MAX)
     return pg_cuda_refuse(q, "%lld heads of %lld positions are too many", (long long)s.sequences,
                           (long long)s.time);
+  if (a.ask) return 0;
   if (!a.dout) {
     PG_CUDA_LAUNCH(q, (attention_forward<TILE, D, T>), dim3((unsigned)blocks), THREADS, two, s,
                    a.query, a.key, a.value, a.result, a.lse);
@@ -392,6 +394,13 @@ static int choose(pg_queue *q, int64_t batch, int64_t time, int64_t heads, int64
   if (head_dim <= 128) return fit<128>(q, s, a);
   if (head_dim <= 256) return run<32, 256>(q, s, a);
   return pg_cuda_refuse(q, "head_dim is %lld; attention goes up to 256", (long long)head_dim);
+}
+
+int pg__cuda_plain_attention(pg_queue *q, int64_t batch, int64_t time, int64_t heads,
+                             int64_t head_dim) {
+  call<float> a = {};
+  a.ask = true;
+  return choose(q, batch, time, heads, head_dim, a);
 }
 
 template <class T>

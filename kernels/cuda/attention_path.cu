@@ -181,6 +181,8 @@ int pg_cuda_attention_path(pg_queue *q, pg_dtype type, int64_t batch, int64_t ti
                              why[backward], sizeof why[backward]);
     if (cudnn[backward] < 0) return -1;
   }
+  if (!(cudnn[0] && cudnn[1]) && pg__cuda_plain_attention(q, batch, time, heads, head_dim) < 0)
+    return -1;
   const char *version = q->attention->version;
   if (cudnn[0] && cudnn[1])
     snprintf(text, size, "%s", version);

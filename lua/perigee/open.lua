@@ -2,6 +2,7 @@
 -- optimizers, memory, model, hooks. Whatever can be refused is refused here.
 local core = require "perigee.core"
 local check = require "perigee.check"
+local config = require "perigee.config"
 local errors = require "perigee.errors"
 local keepers = require "perigee.keepers"
 local keys = require "perigee.keys"
@@ -312,6 +313,7 @@ function open.resolve(run, rec, options)
   end)
   run.total, run.last, run.tokens_per_update = open.plan(spec, run.model_config.weights,
     run.model_config.context, options.max_updates)
+  errors.guard_world(spec.where, function() config.attention(run) end) -- or the device cannot
   check_schedules(run)
   route_descriptions(run)
   check_head(run)

@@ -86,6 +86,28 @@ static void restart(void) {
   if (gpu->k->queue_new(&options, &gpu->q, text, sizeof text) < 0) abort();
 }
 
+/* Whoever asks before the first call hears what it would say. */
+static void check_path(int64_t head_dim) {
+  char text[400] = "";
+  for (int type = PG_F32; type <= PG_BF16; type++)
+    ON(GPU, attention_path, (pg_dtype)type, 2, 70, 2, head_dim, text, sizeof text);
+}
+static void check_refused(int64_t head_dim, const char *part) {
+  const struct side *gpu = &sides[GPU];
+  char text[400] = "";
+  for (int type = PG_F32; type <= PG_BF16; type++) {
+    CHECK(gpu->k->attention_path(gpu->q, (pg_dtype)type, 2, 70, 2, head_dim, text, sizeof text) ==
+          -1);
+    CHECK(strstr(gpu->k->message(gpu->q), part), "%s", gpu->k->message(gpu->q));
+  }
+}
+/* Not a multiple of 8, so that cuDNN cannot take it either. */
+TEST(head_dim_limit) {
+  check_path(254);
+  check_path(256);
+  check_refused(258, "head_dim is 258; attention goes up to 256");
+}
+
 #ifdef PG_CUDAEMU
 /* A GPU with the least shared memory there is, 99 KiB, has smaller tiles; with less it is refused
  * in words. */
@@ -101,6 +123,8 @@ TEST(little_shared_memory) {
         0);
   CHECK(strstr(gpu->k->message(gpu->q), "head_dim 256") && strstr(gpu->k->message(gpu->q), "99"),
         "%s", gpu->k->message(gpu->q));
+  check_refused(256, "head_dim 256 needs");
+  check_path(128);
   emulate("CUDAEMU_SHARED", NULL);
   restart();
   drop_twins();
@@ -154,6 +178,7 @@ int main(void) {
   reopen("plain");
 #endif
   RUN(head_dims);
+  RUN(head_dim_limit);
   RUN(times);
   RUN(large_scores);
   RUN(long_sequence);
