@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_THREADS 1024
-
 /* Whole CPUs of a control group's quota in microseconds per period; 0: none or unknown. */
 static int quota_cpus(void) {
   double quota = 0, period = 0;
@@ -28,7 +26,7 @@ static int quota_cpus(void) {
       fclose(f);
     }
   }
-  if (!(quota > 0) || !(period > 0) || quota / period >= MAX_THREADS) return 0;
+  if (!(quota > 0) || !(period > 0) || quota / period >= PG_MAX_THREADS) return 0;
   const int whole = (int)(quota / period);
   return whole < quota / period ? whole + 1 : whole;
 }
@@ -40,19 +38,19 @@ static int default_threads(void) {
   if (text) {
     char *end;
     const long n = strtol(text, &end, 10);
-    if (end != text && n >= 1) return n < MAX_THREADS ? (int)n : MAX_THREADS;
+    if (end != text && n >= 1) return n < PG_MAX_THREADS ? (int)n : PG_MAX_THREADS;
   }
   int n = 1;
-  cpu_set_t *set = CPU_ALLOC(MAX_THREADS * 8); /* larger than any machine: CPU_SETSIZE is not */
+  cpu_set_t *set = CPU_ALLOC(PG_MAX_THREADS * 8); /* larger than any machine: CPU_SETSIZE is not */
   if (set) {
-    const size_t size = CPU_ALLOC_SIZE(MAX_THREADS * 8);
+    const size_t size = CPU_ALLOC_SIZE(PG_MAX_THREADS * 8);
     CPU_ZERO_S(size, set);
     if (sched_getaffinity(0, size, set) == 0) n = CPU_COUNT_S(size, set);
     CPU_FREE(set);
   }
   const int quota = quota_cpus();
   if (quota > 0 && quota < n) n = quota;
-  return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
+  return n < 1 ? 1 : n > PG_MAX_THREADS ? PG_MAX_THREADS : n;
 }
 
 /* Start a queue on one backend; PG_EDEVICE with a text otherwise. */
@@ -96,8 +94,8 @@ int pg_context_new(const pg_context_options *options, pg_context **out, char *me
     status = PG_EINVAL;
     goto fail;
   }
-  if (threads < 0 || threads > MAX_THREADS) {
-    snprintf(text, sizeof text, "threads is %d; it must be 0 (all) to %d", threads, MAX_THREADS);
+  if (threads < 0 || threads > PG_MAX_THREADS) {
+    snprintf(text, sizeof text, "threads is %d; it must be 0 (all) to %d", threads, PG_MAX_THREADS);
     status = PG_EINVAL;
     goto fail;
   }

@@ -15,11 +15,13 @@ extern "C" {
 
 typedef struct pg_context pg_context;
 
+#define PG_MAX_THREADS 1024
+
 typedef struct pg_context_options {
   const char *device; /* "cpu", "cuda"; "auto" or NULL: cuda where it works, else cpu */
   int device_index;   /* which of the backend's devices, from 0 */
-  int threads;        /* compute threads; 0: OMP_NUM_THREADS, else the CPUs this process may run on,
-                         at most its control group's quota */
+  int threads;        /* compute threads, at most PG_MAX_THREADS; 0: OMP_NUM_THREADS, else the CPUs
+                         this process may run on, at most its control group's quota */
 } pg_context_options;
 
 /* Create a context. On failure *out is NULL and, since there is no context yet to hold a text,

@@ -57,8 +57,14 @@ describe("command lines", function()
     refused(2, { "unknown option --qui" }, { "train", tiny, "--qui" })
     refused(2, { "usage: perigee train RECIPE" }, { "train" })
     refused(2, { "--max-time \"x\" is not allowed" }, { "train", tiny, "--max-time", "x" })
-    refused(2, { "--threads \"0\" is not allowed: expected a whole number >= 1" },
-      { "train", tiny, "--threads", "0" })
+    for _, bad in ipairs { "0", "1025", "99999", "1.5", "x" } do
+      for _, words in ipairs { { "train", tiny }, { "resume", "runs" }, { "bench" }, { "eval", "x" },
+        { "generate", "x", "--prompt", "y" }, { "repl" } } do
+        words[#words + 1], words[#words + 2] = "--threads", bad
+        refused(2, { ("--threads %s is not allowed: expected a whole number >= 1 and <= 1024")
+          :format(("%q"):format(bad)) }, words)
+      end
+    end
     refused(2, { "--set novalue: expected name=value" }, { "train", tiny, "--set", "novalue" })
     refused(2, { "no parameter 'haed'; did you mean 'head'" },
       { "train", tiny, "--set", "haed=x" })

@@ -166,4 +166,5 @@ static const luaL_Reg functions[] = {{"context", context_new}, {NULL, NULL}};
 void pgl_open_context(lua_State *L) {
   pgl_define(L, &pgl_context_kind, methods);
   luaL_setfuncs(L, functions, 0);
+  pgl_set_integer(L, "max_threads", PG_MAX_THREADS);
 }

@@ -2,7 +2,9 @@
 --
 -- A command is { name, summary, usage, description, options, positional = {min, max}, run }.
 -- An option is { name, value = "META" or nil for a switch, optional = true (a switch that may also
--- be --name=META), many = true, kind = "integer" | "number" | "duration" | "device", min, help }.
+-- be --name=META), many = true, kind = "integer" | "number" | "duration" | "device", min, max,
+-- help }.
+local core = require "perigee.core"
 local check = require "perigee.check"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
@@ -28,9 +30,9 @@ local function convert(option, text)
   local name = "--" .. option.name
   if option.kind == "integer" then
     local value = math.tointeger(tonumber(text))
-    if not value or value < (option.min or 0) then
-      errors.usage("%s %s is not allowed: expected a whole number >= %d", name, check.show(text),
-        option.min or 0)
+    if not value or value < (option.min or 0) or value > (option.max or math.maxinteger) then
+      errors.usage("%s %s is not allowed: expected a whole number >= %d%s", name, check.show(text),
+        option.min or 0, option.max and (" and <= %d"):format(option.max) or "")
     end
     return value
   elseif option.kind == "number" then
@@ -193,6 +195,10 @@ cli.recompute_option = { name = "recompute", value = "WHAT", choices = { "none",
   help = "block: keep only every block's input and compute the rest again in the backward pass "
     .. "(less memory, more time, the same results)" }
 
+cli.threads_option = { name = "threads", value = "N", kind = "integer", min = 1,
+  max = core.max_threads,
+  help = "compute threads (default: the CPUs this process may run on)" }
+
 -- Options shared by the commands that train.
 cli.training_options = {
   { name = "set", value = "NAME=VALUE", many = true,
@@ -202,8 +208,7 @@ cli.training_options = {
   { name = "max-updates", value = "N", kind = "integer", min = 1,
     help = "end the run after N updates; the schedule keeps its length" },
   cli.device_option, cli.compute_option, cli.recompute_option,
-  { name = "threads", value = "N", kind = "integer", min = 1,
-    help = "compute threads (default: the CPUs this process may run on)" },
+  cli.threads_option,
   { name = "profile", value = "FILE", optional = true,
     help = "record the third update, after a warm-up, as a trace for Perfetto or Chrome "
       .. "(default: profile.json in the run directory)" },

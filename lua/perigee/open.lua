@@ -25,7 +25,9 @@ function open.check_options(options, what)
   check.table(nil, what .. " options", options)
   keys.check(options, option_keys, what)
   if options.out ~= nil then check.string(nil, "out", options.out) end
-  if options.threads ~= nil then check.integer(nil, "threads", options.threads, 0, 4096) end
+  if options.threads ~= nil then
+    check.integer(nil, "threads", options.threads, 0, core.max_threads)
+  end
   if options.micro ~= nil then check.integer(nil, "micro", options.micro, 1) end
   if options.recompute ~= nil then
     check.one_of(nil, "recompute", options.recompute, recipe.recompute)
@@ -38,7 +40,6 @@ function open.check_options(options, what)
   if options.set ~= nil then check.table(nil, "set", options.set) end
   if options.profile ~= nil and type(options.profile) ~= "boolean" then
     check.string(nil, "profile", options.profile, "true")
-    if options.profile == "" then check.fail(nil, "profile", "", "a file's name or true") end
   end
 end
 

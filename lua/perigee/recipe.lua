@@ -1,5 +1,6 @@
 -- pg.recipe{…}: checks every value and keeps the table as it was written, so that :with{…} can
 -- derive a variant. recipe:spec() is the normalised form that a run is opened from.
+local core = require "perigee.core"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
 local check = require "perigee.check"
@@ -204,7 +205,8 @@ local function normalise(raw, where)
   spec.compute = check.one_of(where, "compute", raw.compute or "auto", { "auto", "fp32", "bf16" })
   spec.device = raw.device or "auto"
   check.device(where, "device", spec.device)
-  spec.threads = check.integer(where, "threads", raw.threads or 0, 0, 4096)
+  spec.threads = check.integer(where, "threads", raw.threads or 0, 0,
+    core.max_threads)
   spec.increments = check.one_of(where, "increments", raw.increments or "head",
     { "head", "all" })
   spec.recompute = check.one_of(where, "recompute", raw.recompute or "none", recipe.recompute)

@@ -40,7 +40,7 @@ local command = {
     { name = "head", value = "NAME", many = true, choices = { "rownorm", "adamw" },
       help = "the head's optimizer: rownorm (default) or adamw; several give a case each" },
     cli.device_option, cli.compute_option, cli.recompute_option,
-    size("threads", 1, "compute threads"),
+    cli.threads_option,
     { name = "peer", value = "NAME", choices = { "torch" },
       help = "the same updates in PyTorch as well (python3 with torch): its best mode beside ours, "
         .. "in fp32 and, unless --compute says which, bf16" },

@@ -29,7 +29,7 @@ local command = {
     { name = "ranks", value = "N", kind = "integer", min = 1,
       help = "panel as if split over N ranks (default 1)" },
     cli.device_option, cli.compute_option,
-    { name = "threads", value = "N", kind = "integer", min = 1, help = "compute threads" },
+    cli.threads_option,
     { name = "json", help = "one JSON object a line instead of a table" },
   },
 }

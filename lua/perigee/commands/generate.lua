@@ -21,7 +21,7 @@ local command = {
       help = "draw from the K most likely tokens; 0 from all (default 50)" },
     { name = "seed", value = "N", kind = "integer", min = 0, help = "seed of the draws" },
     cli.device_option, cli.compute_option,
-    { name = "threads", value = "N", kind = "integer", min = 1, help = "compute threads" },
+    cli.threads_option,
   },
 }
 

@@ -21,7 +21,7 @@ local command = {
       .. "with a --head of its own" },
     { name = "data", value = "DIR", help = "data folder, when the recorded one has moved" },
     cli.device_option, cli.compute_option,
-    { name = "threads", value = "N", kind = "integer", min = 1, help = "compute threads" },
+    cli.threads_option,
   },
 }
 
