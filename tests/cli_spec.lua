@@ -58,8 +58,8 @@ describe("command lines", function()
     refused(2, { "usage: perigee train RECIPE" }, { "train" })
     refused(2, { "--max-time \"x\" is not allowed" }, { "train", tiny, "--max-time", "x" })
     for _, bad in ipairs { "0", "1025", "99999", "1.5", "x" } do
-      for _, words in ipairs { { "train", tiny }, { "resume", "runs" }, { "bench" }, { "eval", "x" },
-        { "generate", "x", "--prompt", "y" }, { "repl" } } do
+      for _, words in ipairs { { "train", tiny }, { "resume", "runs" }, { "bench" },
+        { "eval", "x" }, { "generate", "x", "--prompt", "y" }, { "repl" } } do
         words[#words + 1], words[#words + 2] = "--threads", bad
         refused(2, { ("--threads %s is not allowed: expected a whole number >= 1 and <= 1024")
           :format(("%q"):format(bad)) }, words)
@@ -528,6 +528,23 @@ describe("odd callers", function()
     local code, _, err = support.perigee { "data", "check", copy }
     assert.equal(1, code)
     assert.matches("tokenizer.json, line", err)
+  end)
+
+  it("too little address space is one line, before OpenBLAS waits for it forever", function()
+    local sanitized = support.shell(("grep -q '^PG_SANITIZE:STRING=.' %s"):format(
+      support.quote(support.build .. "/CMakeCache.txt"))) == 0
+    if sanitized then return pending("a sanitizer maps terabytes") end
+    for _, limit in ipairs { "-v 150000", "-v 250000", "-d 100000" } do
+      for _, words in ipairs { "--help", "--version", "train x.lua" } do
+        local code, out, err = support.shell(("ulimit %s; timeout 20 %s %s"):format(limit,
+          support.quote(support.program), words))
+        assert.equal(1, code, limit .. err)
+        assert.equal("", out)
+        assert.is_true(support.one_line(err, "272 MiB of address space", "ulimit"))
+      end
+    end
+    assert.equal(0, (support.shell("ulimit -v 1000000; " .. support.quote(support.program)
+      .. " --help")))
   end)
 
   it("output that cannot be written is an error", function()
