@@ -54,7 +54,8 @@ describe("a head of a test of cause", function()
       assert(last["validation/hilbert_step/rms"] > 0)
       local rank = head.rank or 16
       if head.backward_rank then rank = math.min(rank, head.backward_rank) end
-      local kept, baseline = last["geometry/lm_head/kept_rms"], last["geometry/lm_head/kept_baseline"]
+      local kept = last["geometry/lm_head/kept_rms"]
+      local baseline = last["geometry/lm_head/kept_baseline"]
       assert.near(math.sqrt(rank / (97 + (head.extra or 0))), baseline, 1e-12)
       assert(kept > 0 and kept <= 1 + 1e-5)
       local part = open(recipe(head, { max_updates = 3 }))

@@ -28,3 +28,4 @@ while IFS= read -r command <&3; do
   count=$((count + 1))
 done 3<commands
 echo "unit: $count passed, 0 failed"
+lua5.4 tests/session.lua build/perigee . "$mode"
