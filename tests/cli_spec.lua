@@ -176,6 +176,11 @@ describe("perigee train", function()
     assert.matches("\nperigee: [^\n]*r.lua:%d+: os.exit was called before the run ended: [^\n]*"
       .. "update 3%)\n$", err)
     assert.equal("failed", support.json(folder .. "/hook/summary.json").status)
+    support.write(folder .. "/r.lua", "pcall(os.exit, 0)\nos.exit(0)\n")
+    refused(1, { "r.lua:2: os.exit was called before the run ended" },
+      { "train", folder .. "/r.lua", "--out", folder .. "/none" })
+    refused(1, { "r.lua:2: os.exit was called before the run ended" },
+      { "train", folder .. "/r.lua", "--dry-run" })
     -- In a script's own loop it leaves the loop: the run can be resumed.
     support.write(folder .. "/s.lua", ([[
 local pg = require "perigee"

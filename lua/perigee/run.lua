@@ -52,7 +52,8 @@ end
 exit.guard(function()
   local list = {}
   for _, run in pairs(of_handle) do
-    if run.status == "running" and not run.closed then list[#list + 1] = run end
+    local lives = run.status == "running" or run.status == "prepared"
+    if lives and not run.closed then list[#list + 1] = run end
   end
   return list
 end)
