@@ -70,6 +70,13 @@ int pg_comm_open(const pg_comm_options *options, pg_comm **out, char *message, s
   return status;
 }
 
+void pg_comm_excuse(const pg_comm_options *options, const char *text) {
+  char line[sizeof((pg_comm *)0)->failure];
+  if (options->launch->world <= 1 || strcmp(options->launch->by, "mpirun") == 0) return;
+  snprintf(line, sizeof line, "rank %d failed: %s", options->launch->rank, text);
+  pg__rendezvous_fail(options, line);
+}
+
 void pg_comm_close(pg_comm *comm) {
   if (comm && comm->ops) comm->ops->close(comm);
 }

@@ -22,10 +22,12 @@ typedef struct pg_launcher {
   int local_rank, local_size; /* among the ranks of this machine */
   char master[256];           /* host of rank 0; "" unknown */
   int port;
+  char job[256]; /* alike on all ranks of a job and on no others; "" unknown */
 } pg_launcher;
 /* Read OMPI_COMM_WORLD_*, else RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, else SLURM_* of an
- * srun step; MASTER_ADDR and MASTER_PORT, else the first host of the Slurm job. PG_EINVAL with a
- * text in message[size] when they contradict each other. */
+ * srun step; MASTER_ADDR and MASTER_PORT, else the first host of the Slurm job; PERIGEE_JOB, else
+ * TORCHELASTIC_RUN_ID and the Slurm job and step as the job's name. PG_EINVAL with a text in
+ * message[size] when they contradict each other. */
 int pg_launcher_read(pg_launcher *out, char *message, size_t size);
 /* This rank's share of `cpus` compute threads: all of them when the launcher bound the process to
  * fewer CPUs than the machine has, else cpus / local_size, at least 1. */
@@ -48,6 +50,9 @@ pg_comm *pg_comm_self(void);
 /* Join the ranks of the launch: pg_comm_self() for a single process. Message as in
  * pg_context_new. */
 int pg_comm_open(const pg_comm_options *options, pg_comm **out, char *message, size_t size);
+/* For a rank that fails before it could join: tell the ranks that wait for it, for at most 10 s.
+ * Those of mpirun are ended by it. */
+void pg_comm_excuse(const pg_comm_options *options, const char *text);
 /* After a failure waits briefly until the other ranks have heard of it. NULL is legal. */
 void pg_comm_close(pg_comm *comm);
 

@@ -43,6 +43,8 @@ struct pg_comm {
  * all when they start (`broadcast`), and to hear of failures (`poll`, `report`). */
 int pg__rendezvous_open(const pg_comm_options *options, pg_comm **out, char *message, size_t size);
 #define PG__RENDEZVOUS_BYTES 800
+/* Instead of opening it, for a rank that failed before: tell the others, for at most 10 s. */
+void pg__rendezvous_fail(const pg_comm_options *options, const char *failure);
 
 /* What a plugin exports, as pg__comm_plugin. `boot`: a communicator that can exchange host memory
  * (MPI's), or NULL. */

@@ -29,11 +29,29 @@ static void first_host(const char *list, char *out, size_t size) {
   if (head + digits < size) snprintf(out + head, size - head, "%.*s", (int)digits, list + head + 1);
 }
 
-/* Ranks on this machine from "4(x2),3": only an even distribution is known without the rest. */
-static int tasks_per_node(void) {
-  const char *text = getenv("SLURM_STEP_TASKS_PER_NODE");
-  if (!text) text = getenv("SLURM_TASKS_PER_NODE");
-  return text ? atoi(text) : 0;
+/* Ranks on this machine from "4(x2),3": only an even distribution is known without the rest. -1:
+ * not stated; -2: no number. */
+static int tasks_per_node(const char **name) {
+  *name =
+      getenv("SLURM_STEP_TASKS_PER_NODE") ? "SLURM_STEP_TASKS_PER_NODE" : "SLURM_TASKS_PER_NODE";
+  const char *text = getenv(*name);
+  if (!text || !*text) return -1;
+  char *end;
+  const long tasks = strtol(text, &end, 10);
+  return end == text || !strchr("(,", *end) || tasks < 1 || tasks > INT_MAX ? -2 : (int)tasks;
+}
+
+/* What all processes of a job share and others have not. */
+static void name_job(pg_launcher *l) {
+  const char *stated = getenv("PERIGEE_JOB"), *run = getenv("TORCHELASTIC_RUN_ID");
+  const char *job = getenv("SLURM_JOB_ID"), *step = getenv("SLURM_STEP_ID");
+  if (stated && *stated)
+    snprintf(l->job, sizeof l->job, "PERIGEE_JOB %s", stated);
+  else
+    snprintf(l->job, sizeof l->job, "%s%s%s%s%s%s", run ? "run " : "", run ? run : "",
+             job ? run ? ", job " : "job " : "", job ? job : "",
+             job && step && strcmp(l->by, "srun") == 0 ? "." : "",
+             job && step && strcmp(l->by, "srun") == 0 ? step : "");
 }
 
 int pg_launcher_read(pg_launcher *out, char *message, size_t size) {
@@ -65,7 +83,13 @@ int pg_launcher_read(pg_launcher *out, char *message, size_t size) {
     out->rank = rank;
     out->world = world;
     out->local_rank = number(names[i][3], -1);
-    out->local_size = names[i][4][0] ? number(names[i][4], -1) : tasks_per_node();
+    const char *size_name = names[i][4];
+    out->local_size = size_name[0] ? number(size_name, -1) : tasks_per_node(&size_name);
+    if (out->local_size == -2 || out->local_size == 0) {
+      snprintf(message, size, "%s = %s is not allowed: expected a whole number >= 1", size_name,
+               getenv(size_name));
+      return PG_EINVAL;
+    }
     if (out->local_rank == -2 || (out->local_rank < 0 && i == 0)) {
       snprintf(message, size, "%s = %s is not allowed: expected a whole number >= 0", names[i][3],
                getenv(names[i][3]) ? getenv(names[i][3]) : "(unset)");
@@ -80,6 +104,7 @@ int pg_launcher_read(pg_launcher *out, char *message, size_t size) {
     snprintf(out->master, sizeof out->master, "%s", host);
   else if (nodes && strcmp(out->by, "srun") == 0)
     first_host(nodes, out->master, sizeof out->master);
+  name_job(out);
   if (out->world == 1) out->by = "";
   return 0;
 }

@@ -1,6 +1,12 @@
 /* Ranks that find each other through MASTER_ADDR and MASTER_PORT. Rank 0 listens, the others
  * connect; the connections stay, so that a failure, or the end of a process, is heard of at once.
- * Rank 0 passes on what it hears. Messages have one size; the loop runs only inside these calls. */
+ * Rank 0 passes on what it hears. Messages have one size; the loop runs only inside these calls.
+ *
+ * Whoever knows the port can connect: port scanners, health checks, ranks of another job. Only a
+ * hello that names this job, its number of ranks and a rank that has not come yet makes a
+ * connection count; nothing else on it has an effect, and a refusal tells the newcomer alone. Rank
+ * 0 stops listening when all have come, so that another job can use the port. A number drawn by
+ * rank 0 marks the messages of one meeting. */
 #include "comm_internal.h"
 
 #include <netdb.h>
@@ -8,17 +14,21 @@
 #include <string.h>
 #include <uv.h>
 
-#define MAGIC 0x50474531 /* "PGE1" */
+#define MAGIC 0x50474532 /* "PGE2", the version of this protocol */
 #define RETRY_MS 100     /* between attempts to connect */
 #define GRACE 2.0        /* seconds in which a rank that waits answers */
+#define LINGER 10.0      /* in which a failure at the start is told to whoever comes */
+#define SILENCE 5.0      /* after which a connection without a hello is closed */
+#define STRANGERS 64     /* connections without a hello at a time */
 
-enum kind { HELLO = 1, WELCOME, REFUSED, DATA, FAILURE, WAITING, FAREWELL };
+enum kind { HELLO = 1, ACCEPTED, WELCOME, REFUSED, DATA, FAILURE, WAITING, FAREWELL };
 
 typedef struct packet {
   uint32_t magic, kind;
-  int32_t rank, world; /* of the sender; FAILURE: the rank that failed */
+  int32_t rank, world; /* of the sender; FAILURE, REFUSED: the rank that failed */
   int64_t sequence;
-  char text[900];
+  uint64_t session; /* 0 in a hello and in a refusal */
+  char text[900];   /* HELLO: the job */
 } packet;
 
 struct meeting;
@@ -26,8 +36,9 @@ typedef struct connection {
   uv_tcp_t tcp;
   struct meeting *meeting;
   packet in;
-  size_t have; /* bytes of `in` */
-  int rank;    /* -1 until it said hello */
+  size_t have;    /* bytes of `in` */
+  int rank;       /* -1 until it said hello */
+  uint64_t since; /* it is open, uv_hrtime */
   bool open, closing;
 } connection;
 
@@ -37,12 +48,17 @@ typedef struct meeting {
   uv_tcp_t listener;
   uv_timer_t timer;
   uv_connect_t connecting;
-  connection *links;                /* rank 0: [world], by arrival; others: [1], to rank 0 */
-  int used, joined;                 /* rank 0: links used, ranks that said hello */
+  connection *links; /* rank 0: [used], free ones are not open; others: [1], to rank 0 */
+  int used, joined;  /* rank 0: world + STRANGERS; ranks that said hello */
+  uint64_t session;  /* others: 0 until rank 0 accepted the hello */
+  char job[sizeof((pg_launcher *)0)->job];
+  char place[320];   /* of rank 0, for messages */
+  char refused[400]; /* rank 0: why a newcomer was refused or left; others: how rank 0 left */
   bool welcome, listening, leaving; /* leaving: failures end no waits any more */
   bool has_data;
   char data[PG__RENDEZVOUS_BYTES];
   bool *waiting, *gone; /* [world]: answered in this wait; said farewell */
+  bool *told;           /* [world]: rank 0: heard of the failure that ends the start */
   int64_t sequence, polled;
   double asked;
   bool answered;
@@ -74,7 +90,8 @@ static packet make_packet(const meeting *m, enum kind kind) {
               .kind = kind,
               .rank = m->public.rank,
               .world = m->public.world,
-              .sequence = m->sequence};
+              .sequence = m->sequence,
+              .session = m->session};
   return p;
 }
 
@@ -96,65 +113,112 @@ static void close_link(connection *l) {
   uv_close((uv_handle_t *)&l->tcp, closed);
 }
 
-/* A connection ended: with a farewell as it should, else the process at its end is gone. */
+static bool valid_rank(const meeting *m, int rank) {
+  return rank >= 0 && rank < m->public.world;
+}
+
+/* A connection ended: with a farewell as it should, else the process at its end is gone. Before all
+ * have met that ends nothing: a rank may come again, and who is not rank 0 may be restarted. */
 static void lost(connection *l) {
   meeting *m = l->meeting;
-  const int rank = m->public.rank == 0 ? l->rank : 0;
+  const bool hub = m->public.rank == 0;
+  const int rank = hub ? l->rank : m->session ? 0 : -1;
   close_link(l);
+  if (!hub && rank < 0) snprintf(m->refused, sizeof m->refused, "closes the connection");
   if (rank < 0 || m->gone[rank]) return;
+  if (hub && !m->welcome) {
+    l->rank = -1;
+    m->joined--;
+    snprintf(m->refused, sizeof m->refused, "rank %d came and left", rank);
+    return;
+  }
   m->gone[rank] = true;
   if (m->public.failed_rank >= 0) return;
   packet p = make_packet(m, FAILURE);
   p.rank = rank;
   snprintf(p.text, sizeof p.text, "rank %d failed: its process ended without a word", rank);
   pg__comm_note(&m->public, rank, p.text);
-  if (m->public.rank == 0) send_all(m, &p, l);
+  if (hub) send_all(m, &p, l);
+}
+
+static void refuse(connection *l, int rank, const char *text) {
+  packet answer = make_packet(l->meeting, REFUSED);
+  answer.rank = rank;
+  answer.session = 0;
+  snprintf(answer.text, sizeof answer.text, "%s", text);
+  send_packet(l, &answer);
 }
 
 static void hello(connection *l, const packet *p) {
   meeting *m = l->meeting;
-  packet answer = make_packet(m, REFUSED);
+  char why[700] = "";
   bool taken = false;
-  for (int i = 0; i < m->used; i++) taken |= m->links[i].rank == p->rank;
-  if (p->world != m->public.world)
-    snprintf(answer.text, sizeof answer.text, "rank %d has WORLD_SIZE = %d, rank 0 has %d", p->rank,
-             p->world, m->public.world);
-  else if (p->rank < 1 || p->rank >= m->public.world || taken)
-    snprintf(answer.text, sizeof answer.text, "two processes are rank %d", p->rank);
-  if (answer.text[0]) {
-    send_packet(l, &answer);
-    pg__comm_note(&m->public, p->rank, answer.text);
+  for (int i = 0; i < m->used; i++) taken |= m->links[i].open && m->links[i].rank == p->rank;
+  if (strncmp(p->text, m->job, sizeof m->job) != 0)
+    snprintf(why, sizeof why,
+             "port %.120s of rank 0 is used by another job (%.200s, this is %.200s)", m->place,
+             m->job[0] ? m->job : "without a name", p->text[0] ? p->text : "one without");
+  else if (p->world != m->public.world)
+    snprintf(why, sizeof why, "rank %d has WORLD_SIZE = %d, rank 0 has %d", p->rank, p->world,
+             m->public.world);
+  else if (p->rank < 1 || p->rank >= m->public.world)
+    snprintf(why, sizeof why, "rank %d is not allowed: expected 1 to %d", p->rank,
+             m->public.world - 1);
+  else if (m->public.failed_rank >= 0) {
+    m->told[p->rank] = true;
+    refuse(l, m->public.failed_rank, m->public.failure);
+    return;
+  } else if (taken)
+    snprintf(why, sizeof why, "two processes are rank %d", p->rank);
+  if (why[0]) {
+    snprintf(m->refused, sizeof m->refused, "%.*s", (int)sizeof m->refused - 1, why);
+    refuse(l, p->rank, why);
     return;
   }
+  packet answer = make_packet(m, ACCEPTED);
+  send_packet(l, &answer);
   l->rank = p->rank;
   m->joined++;
 }
 
+/* From a rank of this meeting. */
 static void take(connection *l, const packet *p) {
   meeting *m = l->meeting;
   const bool hub = m->public.rank == 0;
   switch (p->kind) {
-  case HELLO:
-    if (hub && l->rank < 0) hello(l, p);
-    break;
   case WELCOME: m->welcome = true; break;
-  case REFUSED: pg__comm_note(&m->public, m->public.rank, p->text); break;
   case DATA:
     memcpy(m->data, p->text, sizeof m->data);
     m->has_data = true;
     break;
   case WAITING:
-    if (p->sequence == m->sequence && p->rank >= 0 && p->rank < m->public.world)
-      m->waiting[p->rank] = true;
+    if (p->sequence == m->sequence && valid_rank(m, p->rank)) m->waiting[p->rank] = true;
     if (hub) send_all(m, p, l);
     break;
-  case FAREWELL: m->gone[hub ? l->rank < 0 ? 0 : l->rank : 0] = true; break;
+  case FAREWELL: m->gone[hub ? l->rank : 0] = true; break;
   case FAILURE:
+    if (!valid_rank(m, p->rank)) break;
     pg__comm_note(&m->public, p->rank, p->text);
     if (hub) send_all(m, p, l);
     break;
   default: break;
   }
+}
+
+/* A message counts when it opens a connection, or belongs to this meeting. */
+static void sort_message(connection *l, const packet *p) {
+  meeting *m = l->meeting;
+  const bool hub = m->public.rank == 0, known = hub ? l->rank > 0 : m->session != 0;
+  if (p->magic != MAGIC || (hub && !known && p->kind != HELLO))
+    lost(l); /* somebody else */
+  else if (hub && !known)
+    hello(l, p);
+  else if (!hub && p->kind == REFUSED && p->session == m->session)
+    pg__comm_note(&m->public, valid_rank(m, p->rank) ? p->rank : m->public.rank, p->text);
+  else if (!hub && !known && p->kind == ACCEPTED)
+    m->session = p->session;
+  else if (known && p->session == m->session)
+    take(l, p);
 }
 
 static void room(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer) {
@@ -174,16 +238,14 @@ static void received(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer) {
   if (l->have < sizeof l->in) return;
   l->have = 0;
   l->in.text[sizeof l->in.text - 1] = 0;
-  if (l->in.magic == MAGIC)
-    take(l, &l->in);
-  else
-    close_link(l); /* somebody else */
+  sort_message(l, &l->in);
 }
 
 static int open_link(meeting *m, connection *l) {
   l->meeting = m;
   l->rank = -1;
   l->have = 0;
+  l->since = uv_hrtime();
   l->closing = false;
   l->open = uv_tcp_init(&m->loop, &l->tcp) == 0;
   l->tcp.data = l;
@@ -195,16 +257,37 @@ static void start_reading(connection *l) {
   uv_read_start((uv_stream_t *)&l->tcp, room, received);
 }
 
+static void turned_away(uv_handle_t *handle) {
+  free(handle);
+}
+
 static void arrived(uv_stream_t *listener, int status) {
   meeting *m = listener->data;
-  if (status < 0 || m->used == m->public.world) return;
-  connection *l = &m->links[m->used];
+  connection *l = NULL;
+  if (status < 0) return;
+  for (int i = 0; i < m->used && !l; i++)
+    if (!m->links[i].open) l = &m->links[i];
+  if (!l) { /* a rank tries again */
+    uv_tcp_t *full = calloc(1, sizeof *full);
+    if (!full) return;
+    uv_tcp_init(&m->loop, full);
+    uv_accept(listener, (uv_stream_t *)full);
+    uv_close((uv_handle_t *)full, turned_away);
+    return;
+  }
   if (open_link(m, l) < 0) return;
-  m->used++;
   if (uv_accept(listener, (uv_stream_t *)&l->tcp) < 0)
     close_link(l);
   else
     start_reading(l);
+}
+
+/* Rank 0, while it waits for hellos. */
+static void close_silent(meeting *m) {
+  for (int i = 0; i < m->used; i++)
+    if (m->links[i].open && m->links[i].rank < 0 &&
+        uv_hrtime() - m->links[i].since > (uint64_t)(SILENCE * 1e9))
+      close_link(&m->links[i]);
 }
 
 static void connected(uv_connect_t *request, int status) {
@@ -217,6 +300,7 @@ static void connected(uv_connect_t *request, int status) {
   }
   start_reading(l);
   packet p = make_packet(m, HELLO);
+  snprintf(p.text, sizeof p.text, "%s", m->job);
   send_packet(l, &p);
 }
 
@@ -229,7 +313,6 @@ static void attempt(meeting *m) {
   connection *l = &m->links[0];
   if (l->open || uv_hrtime() < m->next || open_link(m, l) < 0) return;
   m->next = uv_hrtime() + RETRY_MS * 1000000ull;
-  m->used = 1;
   m->error = uv_tcp_connect(&m->connecting, &l->tcp, (struct sockaddr *)&m->address, connected);
   if (m->error < 0) close_link(l);
 }
@@ -260,12 +343,15 @@ static int listen_for_ranks(meeting *m, const pg_launcher *launch, char *message
   uv_tcp_init(&m->loop, &m->listener);
   m->listener.data = m;
   m->listening = true;
+  do uv_random(NULL, NULL, &m->session, sizeof m->session, 0, NULL);
+  while (m->session == 0);
   int error = uv_tcp_bind(&m->listener, (struct sockaddr *)&any, 0); /* IPv4 as well */
   if (error == UV_EAFNOSUPPORT) error = uv_tcp_bind(&m->listener, (struct sockaddr *)&any4, 0);
   if (!error) error = uv_listen((uv_stream_t *)&m->listener, 128, arrived);
   if (!error) return 0;
-  snprintf(message, size, "MASTER_PORT = %d: rank 0 cannot listen there: %s", launch->port,
-           uv_strerror(error));
+  snprintf(message, size, "MASTER_PORT = %d: rank 0 cannot listen there: %s%s", launch->port,
+           uv_strerror(error),
+           error == UV_EADDRINUSE ? " (by another job, perhaps): expected a free port" : "");
   return PG_EIO;
 }
 
@@ -284,6 +370,14 @@ static bool wait_for(meeting *m, bool (*done)(const meeting *m), void (*again)(m
 static bool all_joined(const meeting *m) {
   return m->joined == m->public.world - 1;
 }
+static bool all_told(const meeting *m) {
+  for (int r = 1; r < m->public.world; r++)
+    if (!m->told[r]) return false;
+  return true;
+}
+static bool accepted(const meeting *m) {
+  return m->session != 0;
+}
 static bool welcomed(const meeting *m) {
   return m->welcome;
 }
@@ -299,8 +393,8 @@ static bool nothing_queued(const meeting *m) {
 }
 static bool all_gone(const meeting *m) {
   for (int i = 0; i < m->used; i++)
-    if (m->links[i].open && !m->links[i].closing &&
-        !m->gone[m->public.rank == 0 ? m->links[i].rank < 0 ? 0 : m->links[i].rank : 0])
+    if (m->links[i].open && !m->links[i].closing && (m->public.rank > 0 || m->links[i].rank > 0) &&
+        !m->gone[m->public.rank == 0 ? m->links[i].rank : 0])
       return false;
   return true;
 }
@@ -368,6 +462,13 @@ static int poll_others(pg_comm *comm, int64_t sequence, const char *operation, d
   return -1;
 }
 
+static void stop_listening(meeting *m) {
+  if (m->listening) uv_close((uv_handle_t *)&m->listener, NULL);
+  m->listening = false;
+  for (int i = 0; m->public.rank == 0 && i < m->used; i++)
+    if (m->links[i].rank < 0) close_link(&m->links[i]);
+}
+
 /* After a failure wait until the others have said farewell too, so that all have heard the reason;
  * rank 0 passes messages on meanwhile. */
 static void close_meeting(pg_comm *comm) {
@@ -378,13 +479,14 @@ static void close_meeting(pg_comm *comm) {
   wait_for(m, all_gone, NULL, comm->failed_rank < 0 ? GRACE : 5 * GRACE);
   wait_for(m, nothing_queued, NULL, GRACE);
   for (int i = 0; i < m->used; i++) close_link(&m->links[i]);
-  if (m->listening) uv_close((uv_handle_t *)&m->listener, NULL);
+  stop_listening(m);
   uv_close((uv_handle_t *)&m->timer, NULL);
   uv_run(&m->loop, UV_RUN_DEFAULT);
   uv_loop_close(&m->loop);
   free(m->links);
   free(m->waiting);
   free(m->gone);
+  free(m->told);
   free(m);
 }
 
@@ -392,39 +494,105 @@ static const pg__comm_ops ops = {
     .broadcast = broadcast, .poll = poll_others, .report = report, .close = close_meeting};
 
 /* Rank 0: who has not come. */
-static void name_absent(const meeting *m, int port, char *message, size_t size) {
+static void name_absent(const meeting *m, char *message, size_t size) {
   char list[200] = "";
   size_t length = 0;
   for (int r = 1, named = 0; r < m->public.world && named < 16; r++) {
     bool here = false;
-    for (int i = 0; i < m->used; i++) here |= m->links[i].rank == r;
+    for (int i = 0; i < m->used; i++) here |= m->links[i].open && m->links[i].rank == r;
     if (here) continue;
     length += (size_t)snprintf(list + length, sizeof list - length, "%s%d", named ? ", " : "", r);
     named++;
   }
-  snprintf(message, size, "rank %s did not come to rank 0 at port %d within %g s", list, port,
-           m->public.timeout);
+  snprintf(message, size, "rank %s did not come to rank 0 at port %s within %g s%s%s%s", list,
+           m->place, m->public.timeout, m->refused[0] ? " (" : "", m->refused,
+           m->refused[0] ? ")" : "");
 }
 
-int pg__rendezvous_open(const pg_comm_options *options, pg_comm **out, char *message, size_t size) {
+/* Rank 0 until all have come, or it is over: then whoever comes is told why. */
+static int receive_ranks(meeting *m, const char *failure, char *message, size_t size) {
+  if (failure)
+    pg__comm_note(&m->public, 0, failure);
+  else if (wait_for(m, all_joined, close_silent, m->public.timeout)) {
+    packet p = make_packet(m, WELCOME);
+    m->welcome = true;
+    send_all(m, &p, NULL);
+    wait_for(m, nothing_queued, NULL, GRACE);
+    stop_listening(m);
+    return 0;
+  }
+  if (m->public.failed_rank < 0) {
+    char text[sizeof m->public.failure];
+    name_absent(m, message, size);
+    snprintf(text, sizeof text, "rank 0 failed: %.*s", (int)sizeof text - 20, message);
+    pg__comm_note(&m->public, 0, text);
+    for (int r = 1; r < m->public.world; r++) m->told[r] = true; /* nobody else is waited for */
+  } else
+    snprintf(message, size, "%s", m->public.failure);
+  for (int i = 0; i < m->used; i++)
+    if (m->links[i].open && m->links[i].rank > 0) m->told[m->links[i].rank] = true;
+  packet p = make_packet(m, FAILURE);
+  p.rank = m->public.failed_rank;
+  memcpy(p.text, m->public.failure, sizeof p.text);
+  send_all(m, &p, NULL);
+  m->leaving = true;
+  wait_for(m, all_told, close_silent, LINGER);
+  wait_for(m, nothing_queued, NULL, GRACE);
+  return PG_EPEER;
+}
+
+static int go_to_first(meeting *m, const char *failure, char *message, size_t size) {
+  const bool met = failure ? wait_for(m, accepted, attempt, m->public.timeout)
+                           : wait_for(m, welcomed, attempt, m->public.timeout + GRACE);
+  if (met && failure) {
+    pg__comm_note(&m->public, m->public.rank, failure);
+    report(&m->public);
+    m->leaving = true;
+    wait_for(m, nothing_queued, NULL, GRACE);
+  } else if (met)
+    return 0;
+  if (m->public.failed_rank >= 0)
+    snprintf(message, size, "%s", m->public.failure);
+  else if (m->error < 0)
+    snprintf(message, size, "rank 0 at %s, cannot be reached: %s (waited %g s)", m->place,
+             uv_strerror(m->error), m->public.timeout);
+  else
+    snprintf(message, size, "rank 0 at %s, %s (waited %g s)", m->place,
+             m->session           ? "does not hear of all ranks"
+             : m->refused[0] != 0 ? m->refused
+                                  : "does not answer",
+             m->public.timeout);
+  return PG_EPEER;
+}
+
+static int start(const pg_comm_options *options, const char *failure, pg_comm **out, char *message,
+                 size_t size) {
   const pg_launcher *launch = options->launch;
-  const size_t world = (size_t)launch->world;
+  const size_t world = (size_t)launch->world, used = launch->rank == 0 ? world + STRANGERS : 1;
   int status = 0;
   meeting *m = calloc(1, sizeof *m);
   *out = NULL;
   if (m) {
-    m->links = calloc(world, sizeof *m->links);
+    m->links = calloc(used, sizeof *m->links);
     m->waiting = calloc(world, sizeof *m->waiting);
     m->gone = calloc(world, sizeof *m->gone);
+    m->told = calloc(world, sizeof *m->told);
   }
-  if (!m || !m->links || !m->waiting || !m->gone || uv_loop_init(&m->loop) < 0) {
-    if (m) free(m->links), free(m->waiting), free(m->gone);
+  if (!m || !m->links || !m->waiting || !m->gone || !m->told || uv_loop_init(&m->loop) < 0) {
+    if (m) free(m->links), free(m->waiting), free(m->gone), free(m->told);
     free(m);
     snprintf(message, size, "no memory for %d ranks", launch->world);
     return PG_ENOMEM;
   }
   uv_timer_init(&m->loop, &m->timer);
+  m->used = (int)used;
   m->polled = -1;
+  memcpy(m->job, launch->job, sizeof m->job);
+  if (launch->rank == 0)
+    snprintf(m->place, sizeof m->place, "%d", launch->port);
+  else
+    snprintf(m->place, sizeof m->place, "%s, port %d",
+             launch->master[0] ? launch->master : "127.0.0.1", launch->port);
   m->public = (pg_comm){.name = "rendezvous",
                         .ops = &ops,
                         .rank = launch->rank,
@@ -434,31 +602,8 @@ int pg__rendezvous_open(const pg_comm_options *options, pg_comm **out, char *mes
   status = launch->rank == 0 ? listen_for_ranks(m, launch, message, size)
                              : resolve(m, launch, message, size);
   if (status < 0) goto fail;
-  if (launch->rank == 0) {
-    const bool complete = wait_for(m, all_joined, NULL, options->timeout);
-    packet p = make_packet(m, complete ? WELCOME : REFUSED);
-    if (!complete) {
-      if (m->public.failed_rank >= 0)
-        snprintf(message, size, "%s", m->public.failure);
-      else
-        name_absent(m, launch->port, message, size);
-      snprintf(p.text, sizeof p.text, "rank 0 failed: %s", message);
-      status = PG_EPEER;
-    }
-    send_all(m, &p, NULL);
-    wait_for(m, nothing_queued, NULL, GRACE);
-  } else if (!wait_for(m, welcomed, attempt, options->timeout + GRACE)) {
-    if (m->public.failed_rank >= 0)
-      snprintf(message, size, "%s", m->public.failure);
-    else if (m->error < 0)
-      snprintf(message, size, "rank 0 at %s, port %d, cannot be reached: %s (waited %g s)",
-               launch->master[0] ? launch->master : "127.0.0.1", launch->port,
-               uv_strerror(m->error), options->timeout);
-    else
-      snprintf(message, size, "rank 0 at %s, port %d, does not answer (waited %g s)",
-               launch->master[0] ? launch->master : "127.0.0.1", launch->port, options->timeout);
-    status = PG_EPEER;
-  }
+  status = launch->rank == 0 ? receive_ranks(m, failure, message, size)
+                             : go_to_first(m, failure, message, size);
   if (status < 0) goto fail;
   *out = &m->public;
   return 0;
@@ -466,4 +611,16 @@ fail:
   for (size_t r = 0; r < world; r++) m->gone[r] = true;
   close_meeting(&m->public);
   return status;
+}
+
+int pg__rendezvous_open(const pg_comm_options *options, pg_comm **out, char *message, size_t size) {
+  return start(options, NULL, out, message, size);
+}
+
+void pg__rendezvous_fail(const pg_comm_options *options, const char *failure) {
+  char message[1024];
+  pg_comm *none;
+  pg_comm_options brief = *options;
+  if (!(brief.timeout > 0) || brief.timeout > LINGER) brief.timeout = LINGER;
+  start(&brief, failure, &none, message, sizeof message);
 }

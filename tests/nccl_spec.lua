@@ -155,6 +155,33 @@ describe("ranks on GPUs", function()
     assert.is_true(seconds < 30)
   end)
 
+  -- Both jobs have two ranks; the second begins when the first one's ranks have met.
+  emulated_it("leave the port to another job", function()
+    local folder = support.folder()
+    local lines = { "cd " .. support.quote(support.root) }
+    port = port + 1
+    for job, settings in ipairs { { updates = 60, last = 60, every = 60 }, {} } do
+      if job == 2 then
+        lines[#lines + 1] = ("until [ -s %s/run1/metrics.jsonl ]; do sleep 0.1; done"):format(
+          folder)
+      end
+      for rank = 0, 1 do
+        lines[#lines + 1] = ("(%sRANK=%d WORLD_SIZE=2 LOCAL_RANK=%d MASTER_ADDR=127.0.0.1 "
+          .. "MASTER_PORT=%d timeout 100 %s 2>%s/err%d-%d; echo $? >%s/code%d-%d) &"):format(
+          environment, rank, rank, port, words_of(folder .. "/run" .. job, settings), folder, job,
+          rank, folder, job, rank)
+      end
+    end
+    support.shell(table.concat(lines, "\n") .. "\nwait")
+    for job = 1, 2 do
+      for rank = 0, 1 do
+        local name = ("%d-%d"):format(job, rank)
+        assert.equal("0\n", support.read(folder .. "/code" .. name),
+          support.read(folder .. "/err" .. name))
+      end
+    end
+  end)
+
   emulated_it("need a GPU each", function()
     local out = support.folder() .. "/run"
     local code, _, err = support.shell(("cd %s && %s CUDAEMU_DEVICES=1 CUDA_VISIBLE_DEVICES=0 "
