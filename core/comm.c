@@ -32,6 +32,35 @@ static const char *nccl_plugin(void) {
   return pg__plugin_path("perigee_nccl.so", path, sizeof path) ? "perigee_nccl.so" : PG_CUDA_PLUGIN;
 }
 
+/* Ranks on CPUs and on GPUs have no communicator in common: told before either makes one. */
+static int compare_devices(pg_comm *boot, bool cuda, char *message, size_t size) {
+  char list[400] = "";
+  size_t used = 0;
+  int first = -1;
+  double *gpu = calloc((size_t)boot->world, sizeof *gpu);
+  if (!gpu) {
+    snprintf(message, size, "no memory for %d ranks", boot->world);
+    return PG_ENOMEM;
+  }
+  gpu[boot->rank] = cuda;
+  if (boot->ops->all_reduce(boot, NULL, gpu, boot->world, PG__COMM_F64, PG__COMM_SUM) < 0) {
+    snprintf(message, size, "%s", boot->failure);
+    free(gpu);
+    return PG_EPEER;
+  }
+  for (int r = 0; r < boot->world; r++) {
+    if (first < 0 && gpu[r] != gpu[0]) first = r;
+    if (r < 16)
+      used += (size_t)snprintf(list + used, sizeof list - used, "%srank %d: %s", r ? ", " : "", r,
+                               gpu[r] != 0 ? "cuda" : "cpu");
+  }
+  free(gpu);
+  if (first < 0) return 0;
+  snprintf(message, size, "the ranks chose different devices (%s%s): expected one kind", list,
+           boot->world > 16 ? ", ..." : "");
+  return PG_EPEER;
+}
+
 int pg_comm_open(const pg_comm_options *options, pg_comm **out, char *message, size_t size) {
   const pg_launcher *launch = options->launch;
   const bool cuda = strcmp(options->device, "cuda") == 0;
@@ -53,6 +82,11 @@ int pg_comm_open(const pg_comm_options *options, pg_comm **out, char *message, s
   if (mpi) {
     status = open_plugin("perigee_mpi.so", &resolved, NULL, &boot, message, size);
     if (status < 0) return status;
+    if ((status = compare_devices(boot, cuda, message, size)) < 0) {
+      pg__comm_note(boot, boot->rank, message); /* all know: nobody is told */
+      pg_comm_close(boot);
+      return status;
+    }
   }
   if (!cuda) {
     *out = boot;

@@ -8,6 +8,7 @@
 #include "../comm_internal.h"
 
 #include <mpi.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -282,11 +283,52 @@ static void finalize(void) {
   if (healthy && !open_already && !done) MPI_Finalize();
 }
 
-static int start_mpi(char *message, size_t size) {
-  int done = 0, provided;
-  MPI_Initialized(&done);
-  if (done) return 0;
-  if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
+/* MPI's start waits for all ranks, for ever: another thread does, so that this one can stop
+ * waiting. Afterwards one thread at a time calls MPI. */
+static struct {
+  pthread_mutex_t lock;
+  pthread_cond_t over;
+  bool done;
+  int code;
+} starting = {.lock = PTHREAD_MUTEX_INITIALIZER, .over = PTHREAD_COND_INITIALIZER};
+
+static void *initialise(void *self) {
+  int provided, code = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided);
+  (void)self;
+  pthread_mutex_lock(&starting.lock);
+  starting.code = code;
+  starting.done = true;
+  pthread_cond_signal(&starting.over);
+  pthread_mutex_unlock(&starting.lock);
+  return NULL;
+}
+
+static int start_mpi(double timeout, char *message, size_t size) {
+  static bool begun;
+  struct timespec end;
+  pthread_t thread;
+  int error = 0;
+  if (!begun) {
+    if (pthread_create(&thread, NULL, initialise, NULL) != 0) {
+      snprintf(message, size, "no thread for MPI's start");
+      return PG_ENOMEM;
+    }
+    pthread_detach(thread);
+    begun = true;
+  } else if (starting.done)
+    return 0;
+  clock_gettime(CLOCK_REALTIME, &end);
+  end.tv_sec += (time_t)(timeout < 1e9 ? timeout : 1e9) + 1;
+  pthread_mutex_lock(&starting.lock);
+  while (!starting.done && error == 0)
+    error = pthread_cond_timedwait(&starting.over, &starting.lock, &end);
+  const bool done = starting.done;
+  pthread_mutex_unlock(&starting.lock);
+  if (!done) {
+    snprintf(message, size, "another rank did not come to the start of MPI within %g s", timeout);
+    return PG_EPEER;
+  }
+  if (starting.code != MPI_SUCCESS) {
     snprintf(message, size, "MPI does not start");
     return PG_EDEVICE;
   }
@@ -305,7 +347,7 @@ __attribute__((visibility("default"))) int pg__comm_plugin(const pg_comm_options
     snprintf(message, size, "this process has a communicator already; close that run first");
     return PG_ESTATE;
   }
-  if ((status = start_mpi(message, size)) < 0) return status;
+  if ((status = start_mpi(options->timeout, message, size)) < 0) return status;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &world);
   if (world != launch->world || rank != launch->rank) {

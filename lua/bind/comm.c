@@ -92,6 +92,17 @@ static int comm_new(lua_State *L) {
   return 1;
 }
 
+/* core.excuse(text): what made this rank fail before it had a communicator, to those that wait for
+ * it; takes at most 10 s */
+static int excuse(lua_State *L) {
+  pg_launcher l;
+  char message[512];
+  pg_comm_options options = {.launch = &l, .device = "cuda"};
+  const char *text = pgl_string(L, 1, "text");
+  if (pg_launcher_read(&l, message, sizeof message) == 0) pg_comm_excuse(&options, text);
+  return 0;
+}
+
 static pg_comm *check_comm(lua_State *L, pg_context **ctx) {
   pgl_object *o = pgl_check(L, 1, &pgl_comm_kind);
   *ctx = pgl_context(o);
@@ -202,8 +213,11 @@ static const luaL_Reg methods[] = {
     {"rank", comm_rank},       {"world", comm_world},   {"name", comm_name},
     {"meet", comm_meet},       {"gather", comm_gather}, {"leave", comm_leave},
     {"failure", comm_failure}, {"fail", comm_fail},     {NULL, NULL}};
-static const luaL_Reg functions[] = {
-    {"launch", launch}, {"launch_threads", launch_threads}, {"comm", comm_new}, {NULL, NULL}};
+static const luaL_Reg functions[] = {{"launch", launch},
+                                     {"launch_threads", launch_threads},
+                                     {"comm", comm_new},
+                                     {"excuse", excuse},
+                                     {NULL, NULL}};
 
 void pgl_open_comm(lua_State *L) {
   pgl_define(L, &pgl_comm_kind, methods);
