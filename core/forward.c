@@ -3,12 +3,18 @@
 
 int pg_model_forward(const pg_model *model, pg_activations *a, const int32_t *tokens, int64_t batch,
                      int64_t time, const void **hidden) {
+  const int status = pg__model_forward_blocks(model, a, tokens, batch, time, NULL, NULL);
+  if (hidden) *hidden = status < 0 ? NULL : a->hidden;
+  return status;
+}
+
+int pg__model_forward_blocks(const pg_model *model, pg_activations *a, const int32_t *tokens,
+                             int64_t batch, int64_t time, pg__block_fn *after, void *self) {
   pg_context *ctx = model->context;
   const pg_model_config *c = &model->config;
   const pg_parameter *embedding = pg_model_embedding(model);
   int64_t n;
   int status, place = -1;
-  if (hidden) *hidden = NULL;
   a->model = NULL;
   a->stage = PG_STAGE_NONE;
   PG_TRY(pg__activations_check(model, a));
@@ -30,14 +36,15 @@ int pg_model_forward(const pg_model *model, pg_activations *a, const int32_t *to
   PG_LAUNCH(ctx, embedding_forward, a->compute, a->tokens[0], n, pg__weight(embedding), c->width,
             c->layers ? a->blocks[0].input : a->output);
   pg__at(ctx, NULL, 0);
-  for (int64_t layer = 0; layer < c->layers; layer++)
+  for (int64_t layer = 0; layer < c->layers; layer++) {
     PG_TRY(pg__block_forward(model, a, layer,
                              layer + 1 < c->layers ? a->blocks[layer + 1].input : a->output));
+    if (after) PG_TRY(after(self, layer));
+  }
   PG_LAUNCH(ctx, rmsnorm_forward, a->compute, a->output, n, c->width, (float)c->norm_eps, a->hidden,
             a->output_rstd);
   a->model = model;
   a->stage = PG_STAGE_HIDDEN;
-  if (hidden) *hidden = a->hidden;
 fail:
   pg__leave(ctx, place);
   return status;

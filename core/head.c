@@ -236,6 +236,36 @@ fail:
   return status;
 }
 
+int pg__head_inputs(const pg_model *model, pg_activations *a, int64_t first, int64_t count,
+                    float *host) {
+  pg_context *ctx = model->context;
+  const void *x;
+  int status;
+  PG_TRY(need_hidden(model, a));
+  PG_TRY(chunk_wide_input(model, a, first, count, &x));
+  PG_LAUNCH(ctx, download, host, x, (size_t)(count * pg_model_head(model)->columns) * sizeof *host);
+fail:
+  return status;
+}
+
+int pg__head_rows(const pg_model *model, pg_activations *a, int64_t first, int64_t count,
+                  float *host) {
+  pg_context *ctx = model->context;
+  const pg_parameter *head = pg_model_head(model);
+  const int64_t d = head->columns;
+  const void *x;
+  int status;
+  PG_TRY(need_hidden(model, a));
+  PG_TRY(chunk_wide_input(model, a, first, count, &x));
+  /* Without padding between the rows, which fit all the more. */
+  PG_TRY(pg__product(ctx, model->config.logit_scale, pg__plain(PG_F32, x, count, d, d),
+                     pg__transpose(PG_F32, head->value->data, head->rows, d, d), 0, NULL, PG_F32,
+                     a->logits, head->rows));
+  PG_LAUNCH(ctx, download, host, a->logits, (size_t)(count * head->rows) * sizeof *host);
+fail:
+  return status;
+}
+
 int pg_head_logits(const pg_model *model, pg_activations *a, int64_t position, float *logits) {
   pg_context *ctx = model->context;
   const pg_parameter *head = pg_model_head(model);

@@ -159,6 +159,19 @@ int pg__linear_backward(const pg_activations *a, const pg_parameter *w, const vo
 int pg__block_forward(const pg_model *model, pg_activations *a, int64_t layer, void *output);
 int pg__block_backward(const pg_model *model, pg_activations *a, int64_t layer);
 
+/* Logits [count, classes] of positions from `first` of the last forward, at most a->chunk, and what
+ * the head's last matrix reads there [count, its columns]: in fp32 from the fp32 weights, without
+ * gaps, to host memory. */
+int pg__head_rows(const pg_model *model, pg_activations *a, int64_t first, int64_t count,
+                  float *host);
+int pg__head_inputs(const pg_model *model, pg_activations *a, int64_t first, int64_t count,
+                    float *host);
+/* pg_model_forward that calls `after` (NULL: nothing) when a block is done, whose queries and keys
+ * are then in its buffers. */
+typedef int pg__block_fn(void *self, int64_t layer);
+int pg__model_forward_blocks(const pg_model *model, pg_activations *a, const int32_t *tokens,
+                             int64_t batch, int64_t time, pg__block_fn *after, void *self);
+
 /* As a forward pass of a model without blocks that ends in these hidden states [n, width], fp32. */
 int pg__model_given(const pg_model *model, pg_activations *a, const pg_tensor *states,
                     const void **hidden);

@@ -16,6 +16,7 @@
 #include "functional.h"
 #include "generate.h"
 #include "geometry.h"
+#include "logits.h"
 #include "metrics.h"
 #include "model.h"
 #include "npy.h"
@@ -32,5 +33,6 @@
 #include "tokenizer.h"
 #include "trial.h"
 #include "version.h"
+#include "weight_size.h"
 
 #endif

@@ -227,6 +227,8 @@ describe("the reference documents", function()
       pg.every(1, pg.diagnostics.functional { panel = 16, backward = true }),
       pg.every(1, pg.diagnostics.first_order { predict = true }),
       pg.every(1, pg.diagnostics.noise_scale()),
+      pg.every(1, pg.diagnostics.weights { norms = true }),
+      pg.every(1, pg.diagnostics.logits { panel = 16, attention = true, rank = true }),
       pg.checkpoint { every = 1 } } }), { out = out, threads = 1 }))
     for _ in run:updates() do end -- luacheck: ignore 542
     run:close()

@@ -254,6 +254,7 @@ void pgl_open_tokenizer(lua_State *L);
 void pgl_open_geometry(lua_State *L);
 void pgl_open_functional(lua_State *L);
 void pgl_open_bottleneck(lua_State *L);
+void pgl_open_logits(lua_State *L);
 void pgl_open_first_order(lua_State *L);
 void pgl_open_rows(lua_State *L);
 void pgl_open_oracle(lua_State *L);

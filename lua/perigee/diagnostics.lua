@@ -190,7 +190,9 @@ end
 local public = { head_diameter = diagnostics.head_diameter, validation = diagnostics.validation,
   head_geometry = diagnostics.head_geometry, bottleneck = diagnostics.bottleneck,
   oracle = diagnostics.oracle }
-for name, make in pairs(require "perigee.diagnostics.measures"(new)) do public[name] = make end
+for _, part in ipairs { "measures", "size" } do
+  for name, make in pairs(require("perigee.diagnostics." .. part)(new)) do public[name] = make end
+end
 
 local names = {}
 for name in pairs(public) do names[#names + 1] = name end

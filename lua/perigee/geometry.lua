@@ -10,7 +10,8 @@ local keys = require "perigee.keys"
 local geometry = { raw = {} }
 
 local public, names = {}, {}
-for _, part in ipairs { "rows", "shape", "functional", "first_order", "bottleneck", "oracle" } do
+for _, part in ipairs { "rows", "shape", "functional", "first_order", "bottleneck", "oracle",
+  "logits", "weights" } do
   for name, f in pairs(require("perigee.geometry." .. part)) do
     assert(geometry.raw[name] == nil, name)
     geometry.raw[name] = f

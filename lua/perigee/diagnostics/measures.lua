@@ -6,33 +6,12 @@ local geometry = require("perigee.geometry").raw
 local keys = require "perigee.keys"
 local panels = require "perigee.panels"
 local runs = require "perigee.run"
+local select_metrics = require "perigee.diagnostics.select"
+
+local selection, log = select_metrics.wanted, select_metrics.log
 
 return function(new)
   local measures = {}
-
-  -- The option `metrics`: which of `names` are logged, nil for all.
-  local function selection(label, given, names)
-    if given == nil then return nil end
-    local known, wanted = {}, {}
-    for _, name in ipairs(names) do known[name] = true end
-    check.table(nil, label .. " metrics", given, "a list of names")
-    for _, name in ipairs(given) do
-      if not known[name] then
-        check.fail(nil, label .. " metrics", name, "some of " .. table.concat(names, ", "))
-      end
-      wanted[name] = true
-    end
-    return wanted
-  end
-
-  -- Log what there is of `names`, in their order.
-  local function log(run, prefix, names, values, wanted)
-    for _, name in ipairs(names) do
-      if values[name] ~= nil and (not wanted or wanted[name]) then
-        run:log(prefix .. name, values[name])
-      end
-    end
-  end
 
   -- Whether the gradients of an update are there: those of a session's first update are not before
   -- it, when it makes up for hooks that were left out.

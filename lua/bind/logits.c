@@ -1,0 +1,155 @@
+/* Logits over a panel (core/logits.h) and the size of weights (core/weight_size.h): what
+ * lua/perigee/geometry/logits.lua and weights.lua make results of. */
+#include "bind.h"
+#include <math.h>
+#include <stdlib.h>
+
+/* What the arguments `at` (a model, or a run over all its ranks) and `at` + 1 (a panel) say. */
+typedef struct place {
+  const pg_model *model;
+  pg_activations *a;
+  const pg_panel *panel;
+  pg_comm *comm;
+  void **box; /* of activations of ours; NULL: the run's */
+} place;
+
+static int open_place(lua_State *L, place *p) {
+  int status = 0;
+  *p = (place){0};
+  if (luaL_testudata(L, 1, pgl_run_kind.type)) {
+    pgl_run *r = pgl_check_run(L, 1, "logits")->resource;
+    p->model = pg_run_model(r->run);
+    p->a = pg_run_activations(r->run);
+    p->comm = pg_run_comm(r->run);
+  } else {
+    p->model = ((pgl_model *)pgl_check(L, 1, &pgl_model_kind)->resource)->model;
+    status = pgl_evaluation(L, p->model, 4, &p->a, &p->box);
+    pgl_check(L, 1, &pgl_model_kind); /* making the box may collect */
+  }
+  p->panel = pgl_check(L, 2, &pgl_panel_kind)->resource;
+  return status;
+}
+
+static void close_place(place *p) {
+  if (p->box) pgl_disown(p->box);
+}
+
+/* core.logits(model or run, panel) -> the statistics */
+static int logits(lua_State *L) {
+  place p;
+  pg_logits z;
+  lua_settop(L, 2);
+  int status = open_place(L, &p);
+  if (status == 0) status = pg_panel_logits(p.model, p.a, p.panel, p.comm, &z);
+  if (status < 0) return pgl_fail(L, pg_model_context(p.model), status);
+  close_place(&p);
+  lua_createtable(L, 0, 10);
+  pgl_set_number(L, "rms", z.rms);
+  pgl_set_number(L, "centered_rms", z.centered_rms);
+  pgl_set_number(L, "max_abs", z.max_abs);
+  pgl_set_number(L, "centered_max_abs", z.centered_max_abs);
+  pgl_set_number(L, "logsumexp_mean", z.logsumexp_mean);
+  pgl_set_number(L, "logsumexp_max", z.logsumexp_max);
+  pgl_set_number(L, "prob_entropy_mean", z.entropy_mean);
+  pgl_set_number(L, "prob_max_mean", z.prob_max_mean);
+  pgl_set_number(L, "seconds", z.seconds);
+  return 1;
+}
+
+/* core.attention_logits(model or run, panel) -> { { largest of each head } of each block },
+ * seconds */
+static int attention_logits(lua_State *L) {
+  place p;
+  double seconds;
+  lua_settop(L, 2);
+  int status = open_place(L, &p);
+  if (status < 0) return pgl_fail(L, pg_model_context(p.model), status);
+  const pg_model_config *c = pg_model_get_config(p.model);
+  float *largest = lua_newuserdatauv(L, (size_t)(c->layers * c->heads) * sizeof *largest + 1, 0);
+  pgl_check(L, 2, &pgl_panel_kind);
+  status = pg_panel_attention(p.model, p.a, p.panel, p.comm, largest, &seconds);
+  if (status < 0) return pgl_fail(L, pg_model_context(p.model), status);
+  lua_createtable(L, (int)c->layers, 0);
+  for (int64_t i = 0; i < c->layers; i++) {
+    lua_createtable(L, (int)c->heads, 0);
+    for (int64_t h = 0; h < c->heads; h++) {
+      lua_pushnumber(L, (double)largest[i * c->heads + h]);
+      lua_rawseti(L, -2, h + 1);
+    }
+    lua_rawseti(L, -2, i + 1);
+  }
+  close_place(&p);
+  lua_pushnumber(L, seconds);
+  return 2;
+}
+
+/* core.log_rank(model or run, panel) -> { rank, bound, effective, stable, largest, values, seconds
+ * } */
+static int log_rank(lua_State *L) {
+  place p;
+  pg_log_rank r;
+  lua_settop(L, 2);
+  int status = open_place(L, &p);
+  if (status < 0) return pgl_fail(L, pg_model_context(p.model), status);
+  const int64_t most = pg_model_head(p.model)->columns + 1;
+  double *values = lua_newuserdatauv(L, (size_t)most * sizeof *values, 0);
+  pgl_check(L, 2, &pgl_panel_kind);
+  status = pg_panel_log_rank(p.model, p.a, p.panel, p.comm, &r, values);
+  if (status < 0) return pgl_fail(L, pg_model_context(p.model), status);
+  close_place(&p);
+  lua_createtable(L, 0, 8);
+  pgl_set_integer(L, "rank", r.rank);
+  pgl_set_integer(L, "bound", r.bound);
+  pgl_set_number(L, "effective", r.effective);
+  pgl_set_number(L, "stable", r.stable);
+  pgl_set_number(L, "largest", r.largest);
+  pgl_set_number(L, "seconds", r.seconds);
+  lua_createtable(L, (int)r.bound, 0);
+  for (int64_t i = 0; i < r.bound; i++) {
+    lua_pushnumber(L, values[i]);
+    lua_rawseti(L, -2, i + 1);
+  }
+  lua_setfield(L, -2, "values");
+  return 1;
+}
+
+/* core.weight_size(tensor, name [, change]) -> { norm, largest, row_min, row_max, column_max,
+ * mean_row, product or nil, mean = list, seconds } */
+static int weight_size(lua_State *L) {
+  lua_settop(L, 3);
+  const pgl_tensor *t = pgl_check_tensor(L, 1);
+  const char *name = pgl_string(L, 2, "name");
+  const int64_t columns = t->tensor->ndim == 2 ? t->tensor->shape[1] : 0;
+  double *mean = lua_newuserdatauv(L, (size_t)columns * sizeof *mean + 1, 0);
+  pg_weight_size w;
+  t = pgl_check_tensor(L, 1);
+  const pg_tensor *change = lua_isnil(L, 3) ? NULL : pgl_check_tensor(L, 3)->tensor;
+  const int status = pg_weight_measure(t->tensor, change, name, mean, &w);
+  if (status < 0) return pgl_fail(L, pgl_context(t->context), status);
+  lua_createtable(L, 0, 9);
+  pgl_set_number(L, "norm", w.norm);
+  pgl_set_number(L, "largest", w.largest);
+  pgl_set_number(L, "row_min", w.row_min);
+  pgl_set_number(L, "row_max", w.row_max);
+  pgl_set_number(L, "column_max", w.column_max);
+  pgl_set_number(L, "mean_row", w.mean_row);
+  if (change) pgl_set_number(L, "product", w.product);
+  pgl_set_number(L, "seconds", w.seconds);
+  lua_createtable(L, (int)columns, 0);
+  for (int64_t j = 0; j < columns; j++) {
+    lua_pushnumber(L, mean[j]);
+    lua_rawseti(L, -2, j + 1);
+  }
+  lua_setfield(L, -2, "mean");
+  return 1;
+}
+
+static const luaL_Reg functions[] = {{"logits", logits},
+                                     {"attention_logits", attention_logits},
+                                     {"log_rank", log_rank},
+                                     {"weight_size", weight_size},
+                                     {NULL, NULL}};
+
+void pgl_open_logits(lua_State *L) {
+  luaL_setfuncs(L, functions, 0);
+}
