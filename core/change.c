@@ -46,7 +46,8 @@ int64_t pg__change(pg__form form, float *x, float *y, int64_t vocab, int64_t tar
     next_sum += exp(v.before + v.step - next_top);
     squares += (v.step - mean) * (v.step - mean);
   }
-  const double log_z = top + log(sum), next_log_z = next_top + log(next_sum);
+  /* Each sum has exp(0) among its terms: this is exact, and shows that it is not 0. */
+  const double log_z = top + log(fmax(sum, 1)), next_log_z = next_top + log(fmax(next_sum, 1));
   const double shift = next_log_z - log_z;
 
   double kl = 0, tv = 0, hellinger = 0, entropy = 0, entropy_change = 0;
