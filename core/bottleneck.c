@@ -79,7 +79,7 @@ static int make_factor(engine *e, double *condition) {
   double *gram = malloc((size_t)(k * k) * sizeof *gram), *part = NULL;
   int status = 0;
   if (!gram) PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory for a Gram matrix of %lld", (long long)k));
-  PG_TRY(pg__gram(e->outer, gram));
+  PG_TRY(pg__gram(e->outer, false, gram));
   if (e->map) {
     part = malloc((size_t)(k * r) * sizeof *part);
     e->factor = malloc((size_t)(r * r) * sizeof *e->factor);
@@ -367,7 +367,7 @@ int pg_bottleneck_gradient(const pg_tensor *head, const pg_tensor *gradient, dou
   if (!gram || !narrow)
     PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory for a Gram matrix of %lld", (long long)d));
   wide = gram + count;
-  PG_TRY(pg__gram(head, gram));
+  PG_TRY(pg__gram(head, false, gram));
   PG_TRY(pg__gram_factor(ctx, gram, d, "the head", NULL));
   /* M = G^T U: its rows divided by L are those of (L^-1 U^T G)^T */
   PG_TRY(pg_tensor_new(ctx, PG_F32, 2, shape, &moment));

@@ -1,21 +1,11 @@
 #include "gram.h"
+#include "lapack.h"
 
 #include <cblas.h>
 #include <limits.h>
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
-
-/* LAPACK, Fortran's calling convention: OpenBLAS brings no header for it. */
-extern void dpotrf_(const char *triangle, const int *n, double *a, const int *lda, int *info);
-extern double dlansy_(const char *norm, const char *triangle, const int *n, const double *a,
-                      const int *lda, double *work);
-extern void dpocon_(const char *triangle, const int *n, const double *a, const int *lda,
-                    const double *norm, double *reciprocal, double *work, int *iwork, int *info);
-extern void dgeqrf_(const int *m, const int *n, double *a, const int *lda, double *tau,
-                    double *work, const int *lwork, int *info);
-extern void dorgqr_(const int *m, const int *n, const int *k, double *a, const int *lda,
-                    const double *tau, double *work, const int *lwork, int *info);
 
 #define CHUNK ((int64_t)1 << 20) /* elements that are widened at a time */
 
@@ -26,10 +16,12 @@ static int take_threads(const pg_context *ctx) {
   return before;
 }
 
-int pg__gram(const pg_tensor *t, double *gram) {
+int pg__gram(const pg_tensor *t, bool of_rows, double *gram) {
   pg_context *ctx = t->context;
-  const int64_t lines = t->shape[0], n = t->shape[1], step = pg__max(1, CHUNK / n);
-  const size_t most = (size_t)(pg__min(step, lines) * n);
+  const int64_t lines = t->shape[0], columns = t->shape[1], n = of_rows ? lines : columns;
+  /* Products of rows need the whole matrix. */
+  const int64_t step = of_rows ? lines : pg__max(1, CHUNK / columns);
+  const size_t most = (size_t)(pg__min(step, lines) * columns);
   const int threads = take_threads(ctx);
   float *narrow = malloc(most * sizeof *narrow);
   double *wide = malloc(most * sizeof *wide);
@@ -37,16 +29,16 @@ int pg__gram(const pg_tensor *t, double *gram) {
   int status = 0;
   if (!narrow || !wide) PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory to widen %zu numbers", most));
   for (int64_t i = 0; i < lines; i += step) {
-    const int64_t shape[2] = {pg__min(step, lines - i), n};
+    const int64_t shape[2] = {pg__min(step, lines - i), columns};
     if (pg_context_cancelled(ctx))
       PG_TRY(pg_fail(ctx, PG_ECANCELED, "a Gram matrix was cancelled"));
     PG_TRY(pg_tensor_view(t, i * t->stride[0], 2, shape, t->stride, &part));
     PG_TRY(pg_tensor_read(part, narrow));
     pg_tensor_free(part);
     part = NULL;
-    for (int64_t k = 0; k < shape[0] * n; k++) wide[k] = (double)narrow[k];
-    cblas_dsyrk(CblasRowMajor, CblasLower, CblasTrans, (int)n, (int)shape[0], 1, wide, (int)n,
-                i > 0, gram, (int)n);
+    for (int64_t k = 0; k < shape[0] * columns; k++) wide[k] = (double)narrow[k];
+    cblas_dsyrk(CblasRowMajor, CblasLower, of_rows ? CblasNoTrans : CblasTrans, (int)n,
+                (int)(of_rows ? columns : shape[0]), 1, wide, (int)columns, i > 0, gram, (int)n);
   }
   for (int64_t i = 0; i < n; i++)
     for (int64_t j = 0; j < i; j++) gram[j * n + i] = gram[i * n + j];
@@ -118,5 +110,25 @@ fail:
   omp_set_num_threads(threads);
   free(tau);
   free(work);
+  return status;
+}
+
+int pg__eigen(pg_context *ctx, bool vectors, double *a, int64_t n, double *w) {
+  const int threads = take_threads(ctx), side = (int)n;
+  double size = 0, *work = NULL;
+  int isize = 0, lwork = -1, liwork = -1, info = 0, status = 0, *iwork = NULL;
+  const char *job = vectors ? "V" : "N";
+  dsyevd_(job, "U", &side, a, &side, w, &size, &lwork, &isize, &liwork, &info);
+  lwork = (int)size;
+  liwork = isize;
+  work = malloc((size_t)pg__max(lwork, 1) * sizeof *work);
+  iwork = malloc((size_t)pg__max(liwork, 1) * sizeof *iwork);
+  if (!work || !iwork) PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory for %d eigenvalues", side));
+  dsyevd_(job, "U", &side, a, &side, w, work, &lwork, iwork, &liwork, &info);
+  status = info;
+fail:
+  omp_set_num_threads(threads);
+  free(work);
+  free(iwork);
   return status;
 }

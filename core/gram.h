@@ -5,8 +5,9 @@
 
 #include "internal.h"
 
-/* gram [columns, columns] of t, fp32 [rows, columns] with contiguous rows. Polls cancellation. */
-int pg__gram(const pg_tensor *t, double *gram);
+/* gram [columns, columns] of t, fp32 [rows, columns] with contiguous rows; or with of_rows W W^T
+ * [rows, rows], for which all of t is widened at once. Polls cancellation. */
+int pg__gram(const pg_tensor *t, bool of_rows, double *gram);
 /* Replace the lower triangle of gram [n, n] by L with L L^T = gram. PG_EINVAL where the columns
  * that it is of are linearly dependent to rounding; `what` has them. *condition, unless NULL: an
  * estimate (LAPACK's dpocon) of ||gram||_1 ||gram^-1||_1. */
@@ -17,5 +18,8 @@ void pg__gram_divide(const pg_context *ctx, const double *factor, int64_t n, dou
 void pg__gram_solve(const pg_context *ctx, const double *factor, int64_t n, double *x, int64_t m);
 /* Replace the m <= n independent rows of x [m, n] by orthonormal ones that span the same. */
 int pg__orthonormal_rows(pg_context *ctx, double *x, int64_t m, int64_t n);
+/* Eigenvalues w [n] of the symmetric a [n, n], increasing; its eigenvectors as rows replace a, or
+ * anything. PG_ENOMEM, or LAPACK's info > 0 where dsyevd gave up: no message then. */
+int pg__eigen(pg_context *ctx, bool vectors, double *a, int64_t n, double *w);
 
 #endif

@@ -105,7 +105,7 @@ static int add_projected(const pg_parameter *head, pg_activations *a) {
   int status;
   if (!gram || !moment) PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory to project the head's gradient"));
   double *solved = gram + count;
-  PG_TRY(pg__gram(head->value, gram));
+  PG_TRY(pg__gram(head->value, false, gram));
   PG_TRY(pg__gram_factor(ctx, gram, d, "the head, whose residual is off", NULL));
   PG_LAUNCH(ctx, download, moment, a->moment, count * sizeof *moment);
   for (size_t i = 0; i < count; i++) solved[i] = (double)moment[i];

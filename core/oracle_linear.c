@@ -1,4 +1,5 @@
 /* The oracle's linear algebra: LAPACK and BLAS in fp64 on host memory. */
+#include "lapack.h"
 #include "oracle_internal.h"
 
 #include <cblas.h>
@@ -6,10 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-/* LAPACK's Fortran interface; OpenBLAS brings no header for it. */
-extern void dpotrf_(const char *uplo, const int *n, double *a, const int *lda, int *info);
-extern void dpotri_(const char *uplo, const int *n, double *a, const int *lda, int *info);
 
 double pg__oracle_now(void) {
   struct timespec t;

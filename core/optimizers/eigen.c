@@ -1,18 +1,10 @@
 #include "eigen.h"
+#include "../gram.h"
 
 #include <cblas.h>
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
-
-/* LAPACK, Fortran's calling convention: column-major. */
-extern void dsyevd_(const char *job, const char *triangle, const int *n, double *a, const int *lda,
-                    double *w, double *work, const int *lwork, int *iwork, const int *liwork,
-                    int *info);
-extern void dgeqrf_(const int *m, const int *n, double *a, const int *lda, double *tau,
-                    double *work, const int *lwork, int *info);
-extern void dorgqr_(const int *m, const int *n, const int *k, double *a, const int *lda,
-                    const double *tau, double *work, const int *lwork, int *info);
 
 /* Work goes to as many threads as the context has; back to `threads` afterwards. */
 static int threads_for(const pg_context *ctx) {
@@ -24,10 +16,6 @@ static int threads_for(const pg_context *ctx) {
 static int no_memory(pg_context *ctx, int64_t n) {
   return pg_fail(ctx, PG_ENOMEM, "out of memory for a factor of %lld rows", (long long)n);
 }
-static int gave_up(pg_context *ctx, const char *routine, int info) {
-  return pg_fail(ctx, PG_ENONFINITE, "LAPACK's %s gave up: info = %d", routine, info);
-}
-
 /* [n, n] from the device, in fp64; the caller frees it. */
 static int fetch(pg_context *ctx, const float *a, int64_t n, double **out) {
   float *narrow = malloc((size_t)(n * n) * sizeof *narrow);
@@ -71,22 +59,9 @@ fail:
 
 /* a [n, n] <- its eigenvectors, as rows in C's order; w [n] increasing. */
 static int decompose(pg_context *ctx, double *a, int64_t n, double *w) {
-  const int side = (int)n;
-  double size = 0, *work = NULL;
-  int isize = 0, lwork = -1, liwork = -1, info = 0, status = 0, *iwork = NULL;
-  dsyevd_("V", "U", &side, a, &side, w, &size, &lwork, &isize, &liwork, &info);
-  lwork = (int)size;
-  liwork = isize;
-  work = malloc((size_t)pg__max(lwork, 1) * sizeof *work);
-  iwork = malloc((size_t)pg__max(liwork, 1) * sizeof *iwork);
-  if (!work || !iwork)
-    status = no_memory(ctx, n);
-  else
-    dsyevd_("V", "U", &side, a, &side, w, work, &lwork, iwork, &liwork, &info);
-  if (status == 0 && info != 0) status = gave_up(ctx, "dsyevd", info);
-  free(work);
-  free(iwork);
-  return status;
+  const int status = pg__eigen(ctx, true, a, n, w);
+  if (status <= 0) return status;
+  return pg_fail(ctx, PG_ENONFINITE, "LAPACK's dsyevd gave up: info = %d", status);
 }
 
 int pg__inverse_power(pg_context *ctx, const float *a, int64_t n, double floor, double shift,
@@ -156,34 +131,19 @@ static int largest_first(const void *a, const void *b) {
 /* The orthogonal factor of x [n, n], by columns in C's order: of x^T by rows, which LAPACK takes by
  * columns. Signs as they come. */
 static int orthogonalise(pg_context *ctx, double *x, int64_t n) {
-  const int side = (int)n;
-  double *by_column = malloc((size_t)(n * n) * sizeof *by_column), size = 0, *work = NULL;
-  double *tau = malloc((size_t)n * sizeof *tau);
-  int lwork = -1, info = 0, status = 0;
-  if (!by_column || !tau) {
+  double *by_column = malloc((size_t)(n * n) * sizeof *by_column);
+  int status;
+  if (!by_column) {
     status = no_memory(ctx, n);
     goto fail;
   }
   for (int64_t i = 0; i < n; i++)
     for (int64_t j = 0; j < n; j++) by_column[j * n + i] = x[i * n + j];
-  dgeqrf_(&side, &side, by_column, &side, tau, &size, &lwork, &info);
-  lwork = (int)pg__max((int64_t)size, n);
-  if (!(work = malloc((size_t)lwork * sizeof *work))) {
-    status = no_memory(ctx, n);
-    goto fail;
-  }
-  dgeqrf_(&side, &side, by_column, &side, tau, work, &lwork, &info);
-  if (info == 0) dorgqr_(&side, &side, &side, by_column, &side, tau, work, &lwork, &info);
-  if (info != 0) {
-    status = gave_up(ctx, "dgeqrf or dorgqr", info);
-    goto fail;
-  }
+  PG_TRY(pg__orthonormal_rows(ctx, by_column, n, n));
   for (int64_t i = 0; i < n; i++)
     for (int64_t j = 0; j < n; j++) x[i * n + j] = by_column[j * n + i];
 fail:
   free(by_column);
-  free(tau);
-  free(work);
   return status;
 }
 
@@ -219,5 +179,39 @@ fail:
   free(product);
   free(sorted);
   free(order);
+  return status;
+}
+
+pg_sides pg__sides(const pg_increment_group *group, size_t i, bool one_sided, int left, int right) {
+  return (pg_sides){.left =
+                        group->rows <= PG_FACTOR_LIMIT && !one_sided ? group->slots[i][left] : NULL,
+                    .right = group->columns <= PG_FACTOR_LIMIT ? group->slots[i][right] : NULL};
+}
+
+int pg__side_moments(const pg_increment_group *group, size_t i, pg_sides moments, double beta) {
+  const int64_t m = group->rows, n = group->columns;
+  const float *g = group->gradients[i];
+  int status = 0;
+  if (moments.left) PG_TRY(pg__second_moment(group->context, g, m, n, true, beta, moments.left));
+  if (moments.right) PG_TRY(pg__second_moment(group->context, g, m, n, false, beta, moments.right));
+fail:
+  return status;
+}
+
+int pg__between_sides(const pg_increment_group *group, pg_sides by, bool left_transposed,
+                      bool right_transposed, float **x, float **y) {
+  pg_context *ctx = group->context;
+  const int64_t m = group->rows, n = group->columns;
+  float *swap;
+  int status = 0;
+  if (by.left) {
+    PG_TRY(pg__matmul(ctx, by.left, left_transposed, *x, false, m, m, n, *y));
+    swap = *x, *x = *y, *y = swap;
+  }
+  if (by.right) {
+    PG_TRY(pg__matmul(ctx, *x, false, by.right, right_transposed, m, n, n, *y));
+    swap = *x, *x = *y, *y = swap;
+  }
+fail:
   return status;
 }

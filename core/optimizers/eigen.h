@@ -18,4 +18,17 @@ int pg__eigenvectors(pg_context *ctx, const float *a, int64_t n, float *q);
  * products from the right, `permutation` [n, n]. */
 int pg__power_step(pg_context *ctx, const float *a, int64_t n, float *q, float *permutation);
 
+/* Matrices for the sides of a group's matrices: left [rows, rows], right [columns, columns]; NULL
+ * for a side of more than PG_FACTOR_LIMIT, and left also with one_sided. */
+typedef struct pg_sides {
+  float *left, *right;
+} pg_sides;
+/* Those in the slots `left` and `right` of matrix i. */
+pg_sides pg__sides(const pg_increment_group *group, size_t i, bool one_sided, int left, int right);
+/* Second moments of G by side: left <- beta left + (1-beta) G G^T, right likewise with G^T G. */
+int pg__side_moments(const pg_increment_group *group, size_t i, pg_sides moments, double beta);
+/* *x <- left *x right, each transposed or not; *x and *y, [rows, columns], may change places. */
+int pg__between_sides(const pg_increment_group *group, pg_sides by, bool left_transposed,
+                      bool right_transposed, float **x, float **y);
+
 #endif

@@ -12,54 +12,28 @@
 enum { LR, BETA1, BETA2, EPS, EVERY, ONE_SIDED, WEIGHT_DECAY };
 enum { MOMENTUM, LEFT, RIGHT, LEFT_ROOT, RIGHT_ROOT };
 
-static bool has_left(const pg_increment_group *group) {
-  return group->rows <= PG_FACTOR_LIMIT && group->hypers[ONE_SIDED] == 0;
-}
-static bool has_right(const pg_increment_group *group) {
-  return group->columns <= PG_FACTOR_LIMIT;
-}
-
 static int64_t shampoo_scratch(const pg_increment_group *group) {
   return 2 * group->rows * group->columns * (int64_t)sizeof(float);
 }
 
-/* The factors' means and, when it is time, their roots. */
-static int factors(const pg_increment_group *group, size_t i) {
+static int shampoo_one(const pg_increment_group *group, size_t i, float *memory) {
   pg_context *ctx = group->context;
   const double *h = group->hypers;
   const int64_t m = group->rows, n = group->columns;
-  const double power = has_left(group) && has_right(group) ? 0.25 : 0.5;
-  const bool due = (group->updates[i] - 1) % (int64_t)h[EVERY] == 0;
-  const float *g = group->gradients[i];
-  void *const *slots = group->slots[i];
-  int status = 0;
-  if (has_left(group)) {
-    PG_TRY(pg__second_moment(ctx, g, m, n, true, h[BETA2], slots[LEFT]));
-    if (due) PG_TRY(pg__inverse_power(ctx, slots[LEFT], m, h[EPS], 0, power, slots[LEFT_ROOT]));
-  }
-  if (has_right(group)) {
-    PG_TRY(pg__second_moment(ctx, g, m, n, false, h[BETA2], slots[RIGHT]));
-    if (due) PG_TRY(pg__inverse_power(ctx, slots[RIGHT], n, h[EPS], 0, power, slots[RIGHT_ROOT]));
-  }
-fail:
-  return status;
-}
-
-static int shampoo_one(const pg_increment_group *group, size_t i, float *memory) {
-  pg_context *ctx = group->context;
-  const int64_t m = group->rows, n = group->columns;
-  float *x = memory, *y = memory + m * n, *swap;
+  const bool one_sided = h[ONE_SIDED] != 0;
+  const pg_sides factors = pg__sides(group, i, one_sided, LEFT, RIGHT);
+  const pg_sides roots = pg__sides(group, i, one_sided, LEFT_ROOT, RIGHT_ROOT);
+  const double power = roots.left && roots.right ? 0.25 : 0.5;
+  float *x = memory, *y = memory + m * n;
   int status;
-  PG_TRY(pg__mean_direction(group, i, group->hypers[BETA1], false, x));
-  PG_TRY(factors(group, i));
-  if (has_left(group)) {
-    PG_TRY(pg__matmul(ctx, group->slots[i][LEFT_ROOT], false, x, false, m, m, n, y));
-    swap = x, x = y, y = swap;
+  PG_TRY(pg__mean_direction(group, i, h[BETA1], false, x));
+  PG_TRY(pg__side_moments(group, i, factors, h[BETA2]));
+  if ((group->updates[i] - 1) % (int64_t)h[EVERY] == 0) {
+    if (roots.left) PG_TRY(pg__inverse_power(ctx, factors.left, m, h[EPS], 0, power, roots.left));
+    if (roots.right)
+      PG_TRY(pg__inverse_power(ctx, factors.right, n, h[EPS], 0, power, roots.right));
   }
-  if (has_right(group)) {
-    PG_TRY(pg__matmul(ctx, x, false, group->slots[i][RIGHT_ROOT], false, m, n, n, y));
-    swap = x, x = y, y = swap;
-  }
+  PG_TRY(pg__between_sides(group, roots, false, false, &x, &y));
   PG_TRY(pg__deliver(group, i, -group->lr, x));
 fail:
   return status;

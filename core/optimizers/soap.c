@@ -16,49 +16,24 @@
 enum { LR, BETA1, BETA2, EPS, EVERY, ONE_SIDED, WEIGHT_DECAY };
 enum { MEAN, SECOND, LEFT, RIGHT, LEFT_BASIS, RIGHT_BASIS };
 
-static bool has_left(const pg_increment_group *group) {
-  return group->rows <= PG_FACTOR_LIMIT && group->hypers[ONE_SIDED] == 0;
+static pg_sides moments_of(const pg_increment_group *group, size_t i) {
+  return pg__sides(group, i, group->hypers[ONE_SIDED] != 0, LEFT, RIGHT);
 }
-static bool has_right(const pg_increment_group *group) {
-  return group->columns <= PG_FACTOR_LIMIT;
+static pg_sides bases_of(const pg_increment_group *group, size_t i) {
+  return pg__sides(group, i, group->hypers[ONE_SIDED] != 0, LEFT_BASIS, RIGHT_BASIS);
 }
 
 /* Two matrices, and a permutation of the larger factor. */
 static int64_t soap_scratch(const pg_increment_group *group) {
   const int64_t m = group->rows, n = group->columns;
-  const int64_t side = pg__max(has_left(group) ? m : 0, has_right(group) ? n : 0);
+  const int64_t left = m <= PG_FACTOR_LIMIT && group->hypers[ONE_SIDED] == 0 ? m : 0;
+  const int64_t side = pg__max(left, n <= PG_FACTOR_LIMIT ? n : 0);
   return (2 * m * n + side * side) * (int64_t)sizeof(float);
 }
 
 /* *x <- Q_L^T *x Q_R, or Q_L *x Q_R^T when `back`; *x and *y may change places. */
 static int rotate(const pg_increment_group *group, size_t i, bool back, float **x, float **y) {
-  pg_context *ctx = group->context;
-  const int64_t m = group->rows, n = group->columns;
-  float *swap;
-  int status = 0;
-  if (has_left(group)) {
-    PG_TRY(pg__matmul(ctx, group->slots[i][LEFT_BASIS], !back, *x, false, m, m, n, *y));
-    swap = *x, *x = *y, *y = swap;
-  }
-  if (has_right(group)) {
-    PG_TRY(pg__matmul(ctx, *x, false, group->slots[i][RIGHT_BASIS], back, m, n, n, *y));
-    swap = *x, *x = *y, *y = swap;
-  }
-fail:
-  return status;
-}
-
-static int moments(const pg_increment_group *group, size_t i) {
-  pg_context *ctx = group->context;
-  const double b2 = group->hypers[BETA2];
-  const int64_t m = group->rows, n = group->columns;
-  int status = 0;
-  if (has_left(group))
-    PG_TRY(pg__second_moment(ctx, group->gradients[i], m, n, true, b2, group->slots[i][LEFT]));
-  if (has_right(group))
-    PG_TRY(pg__second_moment(ctx, group->gradients[i], m, n, false, b2, group->slots[i][RIGHT]));
-fail:
-  return status;
+  return pg__between_sides(group, bases_of(group, i), !back, back, x, y);
 }
 
 /* New bases; M through the old ones and the new, V by the order of the columns. */
@@ -66,17 +41,18 @@ static int turn(const pg_increment_group *group, size_t i, float *x, float *y, f
   pg_context *ctx = group->context;
   const int64_t m = group->rows, n = group->columns;
   const size_t bytes = (size_t)(m * n) * sizeof(float);
+  const pg_sides moments = moments_of(group, i), bases = bases_of(group, i);
   void *const *slots = group->slots[i];
   int status;
   PG_LAUNCH(ctx, copy, x, slots[MEAN], bytes);
   PG_TRY(rotate(group, i, true, &x, &y));
-  if (has_left(group)) {
-    PG_TRY(pg__power_step(ctx, slots[LEFT], m, slots[LEFT_BASIS], order));
+  if (bases.left) {
+    PG_TRY(pg__power_step(ctx, moments.left, m, bases.left, order));
     PG_TRY(pg__matmul(ctx, order, true, slots[SECOND], false, m, m, n, y));
     PG_LAUNCH(ctx, copy, slots[SECOND], y, bytes);
   }
-  if (has_right(group)) {
-    PG_TRY(pg__power_step(ctx, slots[RIGHT], n, slots[RIGHT_BASIS], order));
+  if (bases.right) {
+    PG_TRY(pg__power_step(ctx, moments.right, n, bases.right, order));
     PG_TRY(pg__matmul(ctx, slots[SECOND], false, order, false, m, n, n, y));
     PG_LAUNCH(ctx, copy, slots[SECOND], y, bytes);
   }
@@ -110,15 +86,14 @@ static int soap_one(const pg_increment_group *group, size_t i, float *memory) {
   const double *h = group->hypers;
   const int64_t m = group->rows, n = group->columns, t = group->updates[i] - 1;
   const size_t bytes = (size_t)(m * n) * sizeof(float);
+  const pg_sides moments = moments_of(group, i), bases = bases_of(group, i);
   float *x = memory, *y = x + m * n, *order = y + m * n;
   double factor = 0;
   int status;
   if (t == 0) {
-    PG_TRY(moments(group, i));
-    if (has_left(group))
-      PG_TRY(pg__eigenvectors(ctx, group->slots[i][LEFT], m, group->slots[i][LEFT_BASIS]));
-    if (has_right(group))
-      PG_TRY(pg__eigenvectors(ctx, group->slots[i][RIGHT], n, group->slots[i][RIGHT_BASIS]));
+    PG_TRY(pg__side_moments(group, i, moments, h[BETA2]));
+    if (bases.left) PG_TRY(pg__eigenvectors(ctx, moments.left, m, bases.left));
+    if (bases.right) PG_TRY(pg__eigenvectors(ctx, moments.right, n, bases.right));
     PG_LAUNCH(ctx, zero, x, bytes);
   } else {
     factor = sqrt(pg__bias_correction(h[BETA2], t)) / pg__bias_correction(h[BETA1], t);
@@ -129,7 +104,7 @@ static int soap_one(const pg_increment_group *group, size_t i, float *memory) {
   }
   PG_TRY(pg__deliver(group, i, -group->lr * factor, x));
   if (t == 0) return 0;
-  PG_TRY(moments(group, i));
+  PG_TRY(pg__side_moments(group, i, moments, h[BETA2]));
   if (t % (int64_t)h[EVERY] == 0) PG_TRY(turn(group, i, x, y, order));
 fail:
   return status;
