@@ -15,14 +15,6 @@ static double bar_of(int64_t d) {
   return 2 * (8 * ((double)d + 2) + (double)d + 16) * UNIT_ROUNDOFF;
 }
 
-static pg_tensor *matrix(pg_context *ctx, const float *x, int64_t rows, int64_t columns) {
-  const int64_t shape[2] = {rows, columns};
-  pg_tensor *t;
-  MUST(ctx, pg_tensor_new(ctx, PG_F32, 2, shape, &t));
-  MUST(ctx, pg_tensor_write(t, x));
-  return t;
-}
-
 static float *normals(int64_t n, uint64_t stream, double scale) {
   float *x = malloc((size_t)n * sizeof *x);
   pg_normals(11, stream, 0, (size_t)n, x);
@@ -69,7 +61,7 @@ static pg_kept by_hand(double *z, const double *q, int64_t rows, int64_t k, int6
 TEST(a_head_of_one_column_by_hand) {
   pg_context *ctx = open_context(1);
   const float u[] = {1, 0, 0}, h[] = {0};
-  pg_tensor *head = matrix(ctx, u, 3, 1), *hidden = matrix(ctx, h, 1, 1);
+  pg_tensor *head = make_matrix(ctx, u, 3, 1), *hidden = make_matrix(ctx, h, 1, 1);
   pg_bottleneck b;
   pg_kept kept;
   /* p = 1/3 each: g = (-2, 1, 1)/3, of which (-2, 0, 0)/3 gets through */
@@ -96,7 +88,7 @@ TEST(hidden_states_of_any_origin_against_an_explicit_basis) {
     const double scale = s ? 0.5 : 1;
     float *u = normals(V * D, 1, 0.4), *h = normals(n * D, 2, 1), *again;
     int32_t *targets = make_ids(n, V, 3);
-    pg_tensor *head = matrix(ctx, u, V, D), *hidden = matrix(ctx, h, n, D);
+    pg_tensor *head = make_matrix(ctx, u, V, D), *hidden = make_matrix(ctx, h, n, D);
     pg_bottleneck b;
     pg_kept *kept = calloc((size_t)n, sizeof *kept);
     double *wide = reference_alloc(V * D), *z = reference_alloc(V), squares = 0;
@@ -145,7 +137,7 @@ TEST(hidden_states_of_any_origin_against_an_explicit_basis) {
         for (int64_t v = 0; v < V; v++) along += q[v * D + k] * g[v * D + j];
         through += along * along;
       }
-    pg_tensor *gradient = matrix(ctx, g, V, D);
+    pg_tensor *gradient = make_matrix(ctx, g, V, D);
     MUST(ctx, pg_bottleneck_gradient(head, gradient, &got));
     CHECK_CLOSE(got, sqrt(through / all), bar_of(D));
     MUST(ctx, pg_bottleneck_gradient(head, head, &got));
@@ -283,12 +275,12 @@ TEST(what_cannot_be_measured_is_refused) {
   pg_bottleneck b;
   pg_kept kept;
   double share;
-  pg_tensor *head = matrix(ctx, u, 3, 2), *hidden = matrix(ctx, h, 1, 2);
+  pg_tensor *head = make_matrix(ctx, u, 3, 2), *hidden = make_matrix(ctx, h, 1, 2);
   MUST(ctx, pg_bottleneck_states(head, hidden, &target, 1, &b, &kept));
   target = 3;
   CHECK(pg_bottleneck_states(head, hidden, &target, 1, &b, &kept) == PG_EDATA, "target");
   target = 0;
-  pg_tensor *square = matrix(ctx, u, 2, 2), *other = matrix(ctx, u, 2, 3);
+  pg_tensor *square = make_matrix(ctx, u, 2, 2), *other = make_matrix(ctx, u, 2, 3);
   CHECK(pg_bottleneck_states(square, hidden, &target, 1, &b, &kept) == PG_EINVAL &&
             strstr(pg_context_message(ctx), "no bottleneck"),
         "%s", pg_context_message(ctx));

@@ -2,25 +2,12 @@
  * (core/trial.c), on the shards and weights of the golden trajectory. PG_TEST_DEVICE=cuda: on
  * another device. */
 #include "core/panel.h"
-#include "core/perigee.h"
-#include "model_support.h"
+#include "golden_support.h"
 
-#define FOLDER PG_TEST_DIR "/golden/trajectory"
 /* 150 positions of sequences of 16: nine whole ones and a part of the tenth. */
-enum { POSITIONS = 150, TIME = 16, VOCAB = 97, WIDTH = 32 };
+enum { POSITIONS = 150 };
 
 static pg_context *ctx;
-
-static pg_model *golden_model(void) {
-  pg_model_config config;
-  pg_model *model;
-  pg_model_config_default(&config);
-  config.layers = 2, config.width = WIDTH, config.heads = 2, config.head_dim = 16;
-  config.mlp = 128, config.vocab = VOCAB, config.context = TIME;
-  MUST(ctx, pg_model_new(ctx, &config, &model));
-  MUST(ctx, pg_model_load(model, FOLDER "/init.safetensors"));
-  return model;
-}
 
 static pg_panel *golden_panel(void) {
   pg_panel *panel;
@@ -29,19 +16,12 @@ static pg_panel *golden_panel(void) {
   return panel;
 }
 
-static pg_activations *activations(const pg_model *model, int64_t sequences) {
-  pg_activations *a;
-  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), pg_model_compute(model), sequences,
-                               TIME, false, &a));
-  return a;
-}
-
 /* ---- two models -------------------------------------------------------------------------------
  */
 TEST(losses_are_those_of_single_sequences) {
-  pg_model *model = golden_model();
+  pg_model *model = golden_model(ctx, PG_F32);
   pg_panel *panel = golden_panel();
-  pg_activations *wide = activations(model, 4), *narrow = activations(model, 1);
+  pg_activations *wide = golden_activations(model, 4), *narrow = golden_activations(model, 1);
   float losses[POSITIONS], single[TIME];
   double sum;
   MUST(ctx, pg_panel_losses(model, wide, panel, losses));
@@ -66,9 +46,9 @@ TEST(losses_are_those_of_single_sequences) {
 TEST(distances_of_models_that_differ_in_the_head) {
   /* U' = U + S: the distance at a position is the Hilbert range of S there, and the same model is
    * at distance 0 from itself. */
-  pg_model *from = golden_model(), *to = golden_model();
+  pg_model *from = golden_model(ctx, PG_F32), *to = golden_model(ctx, PG_F32);
   pg_panel *panel = golden_panel();
-  pg_activations *a = activations(from, 4), *b = activations(to, 3);
+  pg_activations *a = golden_activations(from, 4), *b = golden_activations(to, 3);
   const int64_t n = VOCAB * WIDTH;
   float ranges[POSITIONS], between[POSITIONS], la[POSITIONS], lb[POSITIONS], *s, *u;
   double rms, expected, largest = 0;
@@ -114,23 +94,12 @@ TEST(distances_of_models_that_differ_in_the_head) {
 
 /* ---- trials ------------------------------------------------------------------------------------
  */
-static pg_run *golden_run(pg_model *model) {
-  pg_run_options options = {.data = FOLDER, .sequences = 8, .micro = 4, .max_norm = 1};
-  const pg_optimizer *adamw = pg_optimizer_find("adamw");
-  double hypers[PG_MAX_HYPERS];
-  pg_run *run;
-  MUST(ctx, pg_run_new(model, &options, &run));
-  pg_optimizer_defaults(adamw, hypers);
-  for (size_t i = 0; i < pg_model_count(model); i++) {
-    pg_parameter *p = pg_model_parameter(model, i);
-    MUST(ctx, pg_run_assign(run, adamw, hypers, false, &p, 1, NULL));
-  }
-  return run;
-}
 
 TEST(a_trial_foretells_the_next_step_and_changes_nothing) {
-  pg_model *tried = golden_model(), *plain = golden_model();
-  pg_run *run = golden_run(tried), *other = golden_run(plain);
+  const pg_run_options options = {.data = FOLDER, .sequences = 8, .micro = 4, .max_norm = 1};
+  pg_model *tried = golden_model(ctx, PG_F32), *plain = golden_model(ctx, PG_F32);
+  pg_run *run = golden_run(tried, &options, NAN, NAN),
+         *other = golden_run(plain, &options, NAN, NAN);
   pg_parameter *head = pg_model_head(tried);
   const pg_optimizer *adamw = pg_optimizer_find("adamw"), *rownorm = pg_optimizer_find("rownorm");
   double hypers[PG_MAX_HYPERS], rates[PG_MAX_HYPERS];

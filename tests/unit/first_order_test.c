@@ -3,25 +3,14 @@
  * micro-batches (core/run_measure.c); and that measuring changes no bit. PG_TEST_DEVICE=cuda: on
  * another device. */
 #include "core/geometry.h"
-#include "core/perigee.h"
-#include "model_support.h"
+#include "golden_support.h"
 
 #include <float.h>
 
-#define FOLDER PG_TEST_DIR "/golden/trajectory"
-enum { TIME = 16, VOCAB = 97, WIDTH = 32 };
-
 static pg_context *ctx;
 
-static pg_tensor *matrix(const float *x, int64_t rows, int64_t columns) {
-  pg_tensor *t;
-  MUST(ctx, pg_tensor_new(ctx, PG_F32, 2, (int64_t[]){rows, columns}, &t));
-  MUST(ctx, pg_tensor_write(t, x));
-  return t;
-}
-
 static int measure(const float *g, const float *s, int64_t v, int64_t d, pg_first_order *out) {
-  pg_tensor *a = matrix(g, v, d), *b = matrix(s, v, d);
+  pg_tensor *a = make_matrix(ctx, g, v, d), *b = make_matrix(ctx, s, v, d);
   int status = pg_first_order_measure(a, b, out);
   pg_tensor_free(a);
   pg_tensor_free(b);
@@ -144,35 +133,13 @@ TEST(exact_cases) {
 
 /* ---- a run ------------------------------------------------------------------------------------
  */
-static pg_model *golden_model(void) {
-  pg_model_config config;
-  pg_model *model;
-  pg_model_config_default(&config);
-  config.layers = 2, config.width = WIDTH, config.heads = 2, config.head_dim = 16;
-  config.mlp = 128, config.vocab = VOCAB, config.context = TIME;
-  MUST(ctx, pg_model_new(ctx, &config, &model));
-  MUST(ctx, pg_model_load(model, FOLDER "/init.safetensors"));
-  return model;
-}
-
-static pg_run *golden_run(pg_model *model, int64_t micro, double clip, double lr, double decay) {
-  pg_run_options options = {.data = FOLDER,
-                            .sequences = 8,
-                            .micro = micro,
-                            .max_norm = clip,
-                            .keep_all_increments = true};
-  const pg_optimizer *adamw = pg_optimizer_find("adamw");
-  double hypers[PG_MAX_HYPERS];
-  pg_run *run;
-  MUST(ctx, pg_run_new(model, &options, &run));
-  pg_optimizer_defaults(adamw, hypers);
-  hypers[pg_optimizer_hyper_index(adamw, "lr", NULL)] = lr;
-  hypers[pg_optimizer_hyper_index(adamw, "weight_decay", NULL)] = decay;
-  for (size_t i = 0; i < pg_model_count(model); i++) {
-    pg_parameter *p = pg_model_parameter(model, i);
-    MUST(ctx, pg_run_assign(run, adamw, hypers, false, &p, 1, NULL));
-  }
-  return run;
+static pg_run *run_of(pg_model *model, int64_t micro, double clip, double lr, double decay) {
+  const pg_run_options options = {.data = FOLDER,
+                                  .sequences = 8,
+                                  .micro = micro,
+                                  .max_norm = clip,
+                                  .keep_all_increments = true};
+  return golden_run(model, &options, lr, decay);
 }
 
 TEST(a_small_step_does_what_was_predicted) {
@@ -181,8 +148,8 @@ TEST(a_small_step_does_what_was_predicted) {
   const double rates[3] = {1e-6, 1e-5, 3e-3}, clips[3] = {INFINITY, .01, INFINITY};
   const double decays[3] = {0, 20, 0}; /* keep = 1 - 2e-4 */
   for (int k = 0; k < 3; k++) {
-    pg_model *model = golden_model();
-    pg_run *run = golden_run(model, 4, clips[k], rates[k], decays[k]);
+    pg_model *model = golden_model(ctx, PG_F32);
+    pg_run *run = run_of(model, 4, clips[k], rates[k], decays[k]);
     pg_prediction p;
     pg_step step;
     CHECK(pg_run_prediction(run, &p) == PG_ESTATE, "before any update");
@@ -223,8 +190,9 @@ static float *weights_of(const pg_model *model, int64_t *count) {
 }
 
 TEST(the_noise_of_micro_batches) {
-  pg_model *model = golden_model(), *plain = golden_model(), *single = golden_model();
-  pg_run *run = golden_run(model, 2, 1, 1e-3, .1), *other = golden_run(plain, 2, 1, 1e-3, .1);
+  pg_model *model = golden_model(ctx, PG_F32), *plain = golden_model(ctx, PG_F32),
+           *single = golden_model(ctx, PG_F32);
+  pg_run *run = run_of(model, 2, 1, 1e-3, .1), *other = run_of(plain, 2, 1, 1e-3, .1);
   pg_noise noise;
   pg_step step, same;
   CHECK(pg_run_noise(run, &noise) == PG_ESTATE, "not measured");
@@ -301,7 +269,7 @@ TEST(the_noise_of_micro_batches) {
   pg_activations_free(a);
   pg_run_free(run);
   pg_run_free(other);
-  run = golden_run(model, 8, 1, 1e-3, .1);
+  run = run_of(model, 8, 1, 1e-3, .1);
   CHECK(pg_run_measure_noise(run, true) == PG_EINVAL, "one micro-batch");
   pg_run_free(run);
   for (size_t i = 0; i < pg_model_count(single); i++) {

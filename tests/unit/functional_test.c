@@ -3,21 +3,11 @@
  * PG_TEST_DEVICE=cuda: on another device. */
 #include "core/functional.h"
 #include "core/panel.h"
-#include "model_support.h"
+#include "golden_support.h"
 
 #include <float.h>
 
-#define FOLDER PG_TEST_DIR "/golden/trajectory"
-enum { TIME = 16, VOCAB = 97, WIDTH = 32 };
-
 static pg_context *ctx;
-
-static pg_tensor *matrix(const float *x, int64_t rows, int64_t columns) {
-  pg_tensor *t;
-  MUST(ctx, pg_tensor_new(ctx, PG_F32, 2, (int64_t[]){rows, columns}, &t));
-  MUST(ctx, pg_tensor_write(t, x));
-  return t;
-}
 
 /* Heads u, s [v, d], states h [n, d] and targets on the host; `before` as in the options. */
 typedef struct setup {
@@ -29,8 +19,8 @@ typedef struct setup {
 } setup;
 
 static int measure(const setup *x, bool backward, pg_functional *out, pg_change *changes) {
-  pg_tensor *u = matrix(x->u, x->v, x->d), *s = matrix(x->s, x->v, x->d),
-            *h = matrix(x->h, x->n, x->d);
+  pg_tensor *u = make_matrix(ctx, x->u, x->v, x->d), *s = make_matrix(ctx, x->s, x->v, x->d),
+            *h = make_matrix(ctx, x->h, x->n, x->d);
   const pg_functional_options o = {.before = x->before, .backward = backward};
   int status = pg_functional_states(u, s, h, x->targets, x->scale, &o, out, changes);
   pg_tensor_free(u);
@@ -377,29 +367,10 @@ TEST(chunks_and_refusals) {
 
 /* ---- over a panel ------------------------------------------------------------------------------
  */
-static pg_model *golden_model(pg_dtype compute) {
-  pg_model_config config;
-  pg_model *model;
-  pg_model_config_default(&config);
-  config.layers = 2, config.width = WIDTH, config.heads = 2, config.head_dim = 16;
-  config.mlp = 128, config.vocab = VOCAB, config.context = TIME;
-  MUST(ctx, pg_model_new(ctx, &config, &model));
-  MUST(ctx, pg_model_load(model, FOLDER "/init.safetensors"));
-  MUST(ctx, pg_model_set_compute(model, compute));
-  return model;
-}
-
-static pg_activations *activations(const pg_model *model, int64_t sequences) {
-  pg_activations *a;
-  MUST(ctx, pg_activations_new(ctx, pg_model_get_config(model), pg_model_compute(model), sequences,
-                               TIME, PG_KEEP_NOTHING, &a));
-  return a;
-}
-
 static void over_the_panel(pg_dtype compute) {
   enum { N = 150 };
-  pg_model *model = golden_model(compute), *before = golden_model(compute);
-  pg_activations *a = activations(model, 4), *b = activations(before, 3);
+  pg_model *model = golden_model(ctx, compute), *before = golden_model(ctx, compute);
+  pg_activations *a = golden_activations(model, 4), *b = golden_activations(before, 3);
   pg_panel *panel;
   pg_panel_options po = {.tokens = N};
   float ranges[N], losses[N], *s = malloc(VOCAB * WIDTH * sizeof *s);
@@ -415,7 +386,7 @@ static void over_the_panel(pg_dtype compute) {
     u[i] = rintf(u[i] * 16384) / 16384;
     moved[i] = u[i] + s[i];
   }
-  pg_tensor *step = matrix(s, VOCAB, WIDTH);
+  pg_tensor *step = make_matrix(ctx, s, VOCAB, WIDTH);
   MUST(ctx, pg_tensor_write(pg_model_head(before)->value, u));
   MUST(ctx, pg_tensor_write(pg_model_head(model)->value, moved));
   MUST(ctx, pg_model_refresh(before, NULL));

@@ -87,6 +87,14 @@ static inline void drop_gradients(pg_model *model) {
   }
 }
 
+static inline pg_tensor *make_matrix(pg_context *ctx, const float *x, int64_t rows,
+                                     int64_t columns) {
+  pg_tensor *t;
+  MUST(ctx, pg_tensor_new(ctx, PG_F32, 2, (int64_t[]){rows, columns}, &t));
+  MUST(ctx, pg_tensor_write(t, x));
+  return t;
+}
+
 static inline float *read_floats(const pg_tensor *t) {
   float *values = malloc((size_t)pg_tensor_elements(t) * sizeof *values);
   if (!values) abort();
