@@ -203,15 +203,33 @@ pgl_object *pgl_read_run_options(lua_State *L, int index, pg_run_options *option
 pgl_object *pgl_check_run(lua_State *L, int arg, const char *method);
 int pgl_run_validate(lua_State *L); /* methods in geometry.c */
 int pgl_run_hilbert(lua_State *L);
-/* Activations for evaluation of `model`, owned by a box pushed here, which the caller disowns: the
- * context may be closed before garbage is collected. The model keeps none. */
-int pgl_evaluation(lua_State *L, const pg_model *model, int64_t sequences, pg_activations **out,
-                   void ***box);
+/* A model to evaluate, and activations for it that keep nothing for a backward pass. */
+typedef struct pgl_evaluation {
+  const pg_model *model;
+  pg_activations *activations;
+  void **box; /* owns them, on the stack; to be disowned: the context may be closed before garbage
+                 is collected */
+} pgl_evaluation;
+/* The model at `arg`. 0, or the number of results of pgl_fail. Finalisers may run: what else was
+ * checked is to be checked again. */
+int pgl_evaluate(lua_State *L, int arg, int64_t sequences, pgl_evaluation *e);
+/* The models at 1 and 2, likewise. */
+int pgl_evaluate_both(lua_State *L, pgl_evaluation both[2]);
 int pgl_run_functional(lua_State *L); /* methods in functional.c */
 int pgl_run_functional_from(lua_State *L);
 int pgl_run_bottleneck(lua_State *L); /* bottleneck.c */
 /* A list of token ids; pushes the memory that holds them. */
 const int32_t *pgl_targets(lua_State *L, int arg, int64_t *count);
+/* Raise unless there is a row of hidden states for each of `count` targets. */
+void pgl_check_states(lua_State *L, const char *what, const pgl_tensor *hidden, int64_t count);
+/* Fields of the table at the top: lists of that member of items[count], a C array of structs of
+ * `size` bytes; its members are int64_t when `whole`, else double. */
+typedef struct pgl_column {
+  const char *name;
+  size_t offset;
+} pgl_column;
+void pgl_set_columns(lua_State *L, const void *items, size_t size, int64_t count,
+                     const pgl_column *columns, size_t n, bool whole);
 int pgl_run_prediction(lua_State *L); /* methods in first_order.c */
 int pgl_run_measure_noise(lua_State *L);
 int pgl_run_noise(lua_State *L);

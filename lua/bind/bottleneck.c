@@ -2,6 +2,10 @@
  * makes results of. Token ids count from 0, as in the core. */
 #include "bind.h"
 
+#define COLUMN(name) #name, offsetof(pg_kept, name)
+static const pgl_column numbers[] = {{COLUMN(kept)}, {COLUMN(norm)}, {COLUMN(loss)}};
+static const pgl_column tokens[] = {{COLUMN(target)}};
+
 static int push_result(lua_State *L, const pg_bottleneck *b, const pg_kept *kept, int64_t count) {
   lua_createtable(L, 0, 9);
   pgl_set_integer(L, "rank", b->rank);
@@ -9,18 +13,8 @@ static int push_result(lua_State *L, const pg_bottleneck *b, const pg_kept *kept
   pgl_set_number(L, "baseline", b->baseline);
   pgl_set_number(L, "condition", b->condition);
   pgl_set_number(L, "seconds", b->seconds);
-  static const char *const names[] = {"kept", "norm", "loss", "target"};
-  for (size_t c = 0; c < PG_COUNT(names); c++) {
-    lua_createtable(L, (int)pg__min(count, 1 << 26), 0);
-    for (int64_t i = 0; i < count; i++) {
-      if (c == 3)
-        lua_pushinteger(L, kept[i].target);
-      else
-        lua_pushnumber(L, c == 0 ? kept[i].kept : c == 1 ? kept[i].norm : kept[i].loss);
-      lua_rawseti(L, -2, i + 1);
-    }
-    lua_setfield(L, -2, names[c]);
-  }
+  pgl_set_columns(L, kept, sizeof *kept, count, numbers, PG_COUNT(numbers), false);
+  pgl_set_columns(L, kept, sizeof *kept, count, tokens, PG_COUNT(tokens), true);
   return 1;
 }
 
@@ -50,17 +44,14 @@ static int bottleneck(lua_State *L) {
   lua_settop(L, 2);
   const int64_t count = pg_panel_tokens(pgl_check(L, 2, &pgl_panel_kind)->resource);
   pg_kept *kept = new_positions(L, count);
-  pgl_object *object = pgl_check(L, 1, &pgl_model_kind);
-  const pg_model *model = ((pgl_model *)object->resource)->model;
-  pg_activations *a = NULL;
-  void **box;
-  int status = pgl_evaluation(L, model, 4, &a, &box);
-  pgl_check(L, 1, &pgl_model_kind); /* making the box may collect */
+  pgl_evaluation e;
+  const int results = pgl_evaluate(L, 1, 4, &e);
+  if (results > 0) return results;
   const pg_panel *panel = pgl_check(L, 2, &pgl_panel_kind)->resource;
   pg_bottleneck b;
-  if (status == 0) status = pg_bottleneck_panel(model, a, panel, NULL, &b, kept);
-  if (status < 0) return pgl_fail(L, pg_model_context(model), status);
-  pgl_disown(box);
+  int status = pg_bottleneck_panel(e.model, e.activations, panel, NULL, &b, kept);
+  if (status < 0) return pgl_fail(L, pg_model_context(e.model), status);
+  pgl_disown(e.box);
   return push_result(L, &b, kept, count);
 }
 
@@ -72,9 +63,7 @@ static int bottleneck_states(lua_State *L) {
   const int32_t *targets = pgl_targets(L, 3, &count);
   pg_kept *kept = new_positions(L, count);
   const pgl_tensor *head = pgl_check_tensor(L, 1), *hidden = pgl_check_tensor(L, 2);
-  if (hidden->tensor->ndim < 1 || hidden->tensor->shape[0] != count)
-    return luaL_error(L, "bottleneck: %d targets for hidden states %s", (int)count,
-                      pgl_push_shape(L, hidden->tensor));
+  pgl_check_states(L, "bottleneck", hidden, count);
   pg_bottleneck b;
   int status = pg_bottleneck_states(head->tensor, hidden->tensor, targets, scale, &b, kept);
   if (status < 0) return pgl_fail(L, pgl_context(head->context), status);

@@ -3,16 +3,12 @@
 #include "bind.h"
 #include <math.h>
 
-typedef struct column {
-  const char *name;
-  size_t offset;
-} column;
 #define COLUMN(name) #name, offsetof(pg_change, name)
-static const column numbers[] = {
+static const pgl_column numbers[] = {
     {COLUMN(range)},          {COLUMN(kl)},         {COLUMN(tv)},
     {COLUMN(aitchison)},      {COLUMN(fisher_rao)}, {COLUMN(entropy)},
     {COLUMN(entropy_change)}, {COLUMN(loss)},       {COLUMN(loss_change)}};
-static const column backward[] = {
+static const pgl_column backward[] = {
     {COLUMN(backward)},
     {COLUMN(rows)},
     {COLUMN(rows_bound)},
@@ -20,14 +16,14 @@ static const column backward[] = {
     {COLUMN(flow_bound)},
     {"bound_before", offsetof(pg_change, backward_bound)},
     {"bound_after", offsetof(pg_change, backward_bound) + sizeof(double)}};
-static const column tokens[] = {{COLUMN(target)}, {COLUMN(high)}, {COLUMN(low)}};
+static const pgl_column tokens[] = {{COLUMN(target)}, {COLUMN(high)}, {COLUMN(low)}};
 
-static void push_columns(lua_State *L, const pg_change *changes, int64_t count,
-                         const column *columns, size_t n, bool whole) {
+void pgl_set_columns(lua_State *L, const void *items, size_t size, int64_t count,
+                     const pgl_column *columns, size_t n, bool whole) {
   for (size_t c = 0; c < n; c++) {
+    const char *at = (const char *)items + columns[c].offset;
     lua_createtable(L, (int)pg__min(count, 1 << 26), 0);
-    for (int64_t i = 0; i < count; i++) {
-      const char *at = (const char *)&changes[i] + columns[c].offset;
+    for (int64_t i = 0; i < count; i++, at += size) {
       if (whole)
         lua_pushinteger(L, *(const int64_t *)(const void *)at);
       else
@@ -38,13 +34,18 @@ static void push_columns(lua_State *L, const pg_change *changes, int64_t count,
   }
 }
 
+static void set_columns(lua_State *L, const pg_change *changes, int64_t count,
+                        const pgl_column *columns, size_t n, bool whole) {
+  pgl_set_columns(L, changes, sizeof *changes, count, columns, n, whole);
+}
+
 static int push_result(lua_State *L, const pg_functional *sizes, const pg_change *changes,
                        int64_t count, bool with_backward) {
   lua_newtable(L);
-  push_columns(L, changes, count, numbers, PG_COUNT(numbers), false);
-  push_columns(L, changes, count, tokens, PG_COUNT(tokens), true);
+  set_columns(L, changes, count, numbers, PG_COUNT(numbers), false);
+  set_columns(L, changes, count, tokens, PG_COUNT(tokens), true);
   if (with_backward) {
-    push_columns(L, changes, count, backward, PG_COUNT(backward), false);
+    set_columns(L, changes, count, backward, PG_COUNT(backward), false);
     pgl_set_number(L, "before_diameter", sizes->before_diameter);
     pgl_set_number(L, "after_diameter", sizes->after_diameter);
   }
@@ -93,21 +94,17 @@ int pgl_run_functional_from(lua_State *L) {
   pg_functional_options o = read_options(L, 4);
   const int64_t count = pg_panel_tokens(pgl_check(L, 3, &pgl_panel_kind)->resource);
   pg_change *changes = new_changes(L, count);
-  pgl_object *from = pgl_check(L, 2, &pgl_model_kind);
-  const pg_model *model = ((pgl_model *)from->resource)->model;
-  pg_activations *a = NULL;
-  void **box;
-  int status = pgl_evaluation(L, model, 4, &a, &box);
-  if (status < 0) return pgl_fail(L, pg_model_context(model), status);
+  pgl_evaluation e;
+  const int results = pgl_evaluate(L, 2, 4, &e);
+  if (results > 0) return results;
   pgl_run *r = pgl_check_run(L, 1, "functional_from")->resource;
-  pgl_check(L, 2, &pgl_model_kind);
   const pg_panel *panel = pgl_check(L, 3, &pgl_panel_kind)->resource;
   pg_functional sizes;
   o.comm = pg_run_comm(r->run);
-  status = pg_functional_between(model, a, pg_run_model(r->run), pg_run_activations(r->run), panel,
-                                 &o, &sizes, changes);
+  int status = pg_functional_between(e.model, e.activations, pg_run_model(r->run),
+                                     pg_run_activations(r->run), panel, &o, &sizes, changes);
   if (status < 0) return pgl_fail(L, pg_model_context(pg_run_model(r->run)), status);
-  pgl_disown(box);
+  pgl_disown(e.box);
   return push_result(L, &sizes, changes, count, o.backward);
 }
 
@@ -118,19 +115,15 @@ static int functional(lua_State *L) {
   const pg_functional_options o = read_options(L, 4);
   const int64_t count = pg_panel_tokens(pgl_check(L, 2, &pgl_panel_kind)->resource);
   pg_change *changes = new_changes(L, count);
-  pgl_object *object = pgl_check(L, 1, &pgl_model_kind);
-  const pg_model *model = ((pgl_model *)object->resource)->model;
-  pg_activations *a = NULL;
-  void **box;
-  int status = pgl_evaluation(L, model, 4, &a, &box);
-  pgl_check(L, 1, &pgl_model_kind); /* making the box may collect */
+  pgl_evaluation e;
+  const int results = pgl_evaluate(L, 1, 4, &e);
+  if (results > 0) return results;
   const pg_panel *panel = pgl_check(L, 2, &pgl_panel_kind)->resource;
   pg_functional sizes;
-  if (status == 0)
-    status =
-        pg_functional_change(model, a, panel, pgl_check_tensor(L, 3)->tensor, &o, &sizes, changes);
-  if (status < 0) return pgl_fail(L, pg_model_context(model), status);
-  pgl_disown(box);
+  int status = pg_functional_change(e.model, e.activations, panel, pgl_check_tensor(L, 3)->tensor,
+                                    &o, &sizes, changes);
+  if (status < 0) return pgl_fail(L, pg_model_context(e.model), status);
+  pgl_disown(e.box);
   return push_result(L, &sizes, changes, count, o.backward);
 }
 
@@ -140,20 +133,15 @@ static int functional_between(lua_State *L) {
   const pg_functional_options o = read_options(L, 4);
   const int64_t count = pg_panel_tokens(pgl_check(L, 3, &pgl_panel_kind)->resource);
   pg_change *changes = new_changes(L, count);
-  const pg_model *models[2];
-  pg_activations *a[2] = {NULL, NULL};
-  void **boxes[2];
-  for (int i = 0; i < 2; i++) {
-    models[i] = ((pgl_model *)pgl_check(L, i + 1, &pgl_model_kind)->resource)->model;
-    int status = pgl_evaluation(L, models[i], 4, &a[i], &boxes[i]);
-    if (status < 0) return pgl_fail(L, pg_model_context(models[i]), status);
-  }
-  for (int i = 0; i < 2; i++) pgl_check(L, i + 1, &pgl_model_kind);
+  pgl_evaluation e[2];
+  const int results = pgl_evaluate_both(L, e);
+  if (results > 0) return results;
   const pg_panel *panel = pgl_check(L, 3, &pgl_panel_kind)->resource;
   pg_functional sizes;
-  int status = pg_functional_between(models[0], a[0], models[1], a[1], panel, &o, &sizes, changes);
-  if (status < 0) return pgl_fail(L, pg_model_context(models[1]), status);
-  for (int i = 0; i < 2; i++) pgl_disown(boxes[i]);
+  int status = pg_functional_between(e[0].model, e[0].activations, e[1].model, e[1].activations,
+                                     panel, &o, &sizes, changes);
+  if (status < 0) return pgl_fail(L, pg_model_context(e[1].model), status);
+  for (int i = 0; i < 2; i++) pgl_disown(e[i].box);
   return push_result(L, &sizes, changes, count, o.backward);
 }
 
@@ -169,6 +157,12 @@ const int32_t *pgl_targets(lua_State *L, int arg, int64_t *count) {
   return targets;
 }
 
+void pgl_check_states(lua_State *L, const char *what, const pgl_tensor *hidden, int64_t count) {
+  if (hidden->tensor->ndim < 1 || hidden->tensor->shape[0] != count)
+    luaL_error(L, "%s: %d targets for hidden states %s", what, (int)count,
+               pgl_push_shape(L, hidden->tensor));
+}
+
 /* core.functional_states(head, matrix, hidden, targets, scale [, { before, backward }]) */
 static int functional_states(lua_State *L) {
   lua_settop(L, 6);
@@ -179,9 +173,7 @@ static int functional_states(lua_State *L) {
   pg_change *changes = new_changes(L, count);
   const pgl_tensor *head = pgl_check_tensor(L, 1), *matrix = pgl_check_tensor(L, 2),
                    *hidden = pgl_check_tensor(L, 3);
-  if (hidden->tensor->ndim < 1 || hidden->tensor->shape[0] != count)
-    return luaL_error(L, "functional_states: %d targets for hidden states %s", (int)count,
-                      pgl_push_shape(L, hidden->tensor));
+  pgl_check_states(L, "functional_states", hidden, count);
   pg_functional sizes;
   int status = pg_functional_states(head->tensor, matrix->tensor, hidden->tensor, targets, scale,
                                     &o, &sizes, changes);

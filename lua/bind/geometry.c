@@ -134,31 +134,39 @@ static void release_activations(void *a) {
   pg_activations_free(a);
 }
 
-int pgl_evaluation(lua_State *L, const pg_model *model, int64_t sequences, pg_activations **out,
-                   void ***box) {
-  const pg_model_config *config = pg_model_get_config(model);
-  *box = pgl_own(L, release_activations);
-  int status = pg_activations_new(pg_model_context(model), config, pg_model_compute(model),
-                                  sequences, config->context, PG_KEEP_NOTHING, out);
-  if (status == 0) **box = *out;
-  return status;
+int pgl_evaluate(lua_State *L, int arg, int64_t sequences, pgl_evaluation *e) {
+  pgl_object *o = pgl_check(L, arg, &pgl_model_kind);
+  e->model = ((pgl_model *)o->resource)->model;
+  const pg_model_config *config = pg_model_get_config(e->model);
+  e->box = pgl_own(L, release_activations); /* this may collect */
+  pgl_check_open(L, o, "model");
+  int status = pg_activations_new(pg_model_context(e->model), config, pg_model_compute(e->model),
+                                  sequences, config->context, PG_KEEP_NOTHING, &e->activations);
+  if (status < 0) return pgl_fail(L, pg_model_context(e->model), status);
+  *e->box = e->activations;
+  return 0;
+}
+
+int pgl_evaluate_both(lua_State *L, pgl_evaluation both[2]) {
+  for (int i = 0; i < 2; i++) {
+    const int results = pgl_evaluate(L, i + 1, 4, &both[i]);
+    if (results > 0) return results;
+  }
+  pgl_check(L, 1, &pgl_model_kind);
+  return 0;
 }
 
 /* core.hilbert(model, panel, matrix [, ranges]) */
 static int hilbert(lua_State *L) {
   lua_settop(L, 4);
   float *ranges = want_ranges(L, 4, pgl_check(L, 2, &pgl_panel_kind)->resource);
-  pgl_object *o = pgl_check(L, 1, &pgl_model_kind);
-  const pg_model *model = ((pgl_model *)o->resource)->model;
-  pg_activations *a = NULL;
-  void **box;
-  int status = pgl_evaluation(L, model, 4, &a, &box);
-  pgl_check_open(L, o, "model");
-  if (status < 0) return pgl_fail(L, pg_model_context(model), status);
+  pgl_evaluation e;
+  int results = pgl_evaluate(L, 1, 4, &e);
+  if (results > 0) return results;
   pg_panel *panel = pgl_check(L, 2, &pgl_panel_kind)->resource;
-  int results =
-      push_hilbert(L, model, a, panel, pgl_check_tensor(L, 3)->tensor, pg_comm_self(), ranges);
-  pgl_disown(box);
+  results = push_hilbert(L, e.model, e.activations, panel, pgl_check_tensor(L, 3)->tensor,
+                         pg_comm_self(), ranges);
+  pgl_disown(e.box);
   return results;
 }
 
@@ -167,18 +175,16 @@ static int hilbert(lua_State *L) {
 /* core.panel_losses(model, panel) -> list of the cross entropies of each position's next token */
 static int panel_losses(lua_State *L) {
   lua_settop(L, 2);
-  pgl_object *o = pgl_check(L, 1, &pgl_model_kind);
-  const pg_model *model = ((pgl_model *)o->resource)->model;
+  pgl_check(L, 1, &pgl_model_kind);
   const int64_t tokens = pg_panel_tokens(pgl_check(L, 2, &pgl_panel_kind)->resource);
   float *losses = lua_newuserdatauv(L, sizeof(float) * (size_t)tokens, 0);
-  pg_activations *a = NULL;
-  void **box;
-  int status = pgl_evaluation(L, model, 4, &a, &box);
-  pgl_check_open(L, o, "model");
+  pgl_evaluation e;
+  const int results = pgl_evaluate(L, 1, 4, &e);
+  if (results > 0) return results;
   const pg_panel *panel = pgl_check(L, 2, &pgl_panel_kind)->resource;
-  if (status == 0) status = pg_panel_losses(model, a, panel, losses);
-  if (status < 0) return pgl_fail(L, pg_model_context(model), status);
-  pgl_disown(box);
+  int status = pg_panel_losses(e.model, e.activations, panel, losses);
+  if (status < 0) return pgl_fail(L, pg_model_context(e.model), status);
+  pgl_disown(e.box);
   push_numbers(L, losses, tokens);
   return 1;
 }
@@ -188,21 +194,15 @@ static int hilbert_between(lua_State *L) {
   lua_settop(L, 3);
   const int64_t tokens = pg_panel_tokens(pgl_check(L, 3, &pgl_panel_kind)->resource);
   float *ranges = lua_newuserdatauv(L, sizeof(float) * (size_t)tokens, 0);
-  const pg_model *models[2];
-  pg_activations *a[2] = {NULL, NULL};
-  void **boxes[2];
+  pgl_evaluation e[2];
+  const int results = pgl_evaluate_both(L, e);
+  if (results > 0) return results;
   double rms = 0;
-  int status = 0;
-  for (int i = 0; i < 2 && status == 0; i++) {
-    models[i] = ((pgl_model *)pgl_check(L, i + 1, &pgl_model_kind)->resource)->model;
-    status = pgl_evaluation(L, models[i], 4, &a[i], &boxes[i]);
-    if (status < 0) return pgl_fail(L, pg_model_context(models[i]), status);
-  }
-  for (int i = 0; i < 2; i++) pgl_check(L, i + 1, &pgl_model_kind); /* making boxes may collect */
   const pg_panel *panel = pgl_check(L, 3, &pgl_panel_kind)->resource;
-  status = pg_hilbert_between(models[0], a[0], models[1], a[1], panel, &rms, ranges);
-  if (status < 0) return pgl_fail(L, pg_model_context(models[1]), status);
-  for (int i = 0; i < 2; i++) pgl_disown(boxes[i]);
+  int status = pg_hilbert_between(e[0].model, e[0].activations, e[1].model, e[1].activations, panel,
+                                  &rms, ranges);
+  if (status < 0) return pgl_fail(L, pg_model_context(e[1].model), status);
+  for (int i = 0; i < 2; i++) pgl_disown(e[i].box);
   lua_pushnumber(L, rms);
   push_numbers(L, ranges, tokens);
   return 2;
@@ -266,21 +266,18 @@ static int model_validate(lua_State *L) {
   static const char *const keys[] = {"data", "val", "micro", "tokens", NULL};
   const char *what = "model_validate", *data = NULL, *val = "*_val_*.bin";
   int64_t micro = 1, tokens = 0;
-  pgl_object *o = pgl_check(L, 1, &pgl_model_kind);
+  pgl_check(L, 1, &pgl_model_kind);
   lua_settop(L, 2);
   pgl_table(L, 2, what, keys);
   pgl_need(L, pgl_get_string(L, 2, what, "data", &data), what, "data");
   pgl_get_string(L, 2, what, "val", &val);
   pgl_get_integer(L, 2, what, "micro", 1, 1 << 20, &micro);
   pgl_need(L, pgl_get_integer(L, 2, what, "tokens", 1, INT64_MAX, &tokens), what, "tokens");
-  const pg_model *model = ((pgl_model *)o->resource)->model;
-  pg_activations *a = NULL;
-  void **box;
-  int status = pgl_evaluation(L, model, micro, &a, &box);
-  pgl_check_open(L, o, "model");
-  if (status < 0) return pgl_fail(L, pg_model_context(model), status);
-  int results = push_validation(L, model, a, data, val, micro, tokens, pg_comm_self());
-  pgl_disown(box);
+  pgl_evaluation e;
+  int results = pgl_evaluate(L, 1, micro, &e);
+  if (results > 0) return results;
+  results = push_validation(L, e.model, e.activations, data, val, micro, tokens, pg_comm_self());
+  pgl_disown(e.box);
   return results;
 }
 

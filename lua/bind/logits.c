@@ -13,8 +13,8 @@ typedef struct place {
   void **box; /* of activations of ours; NULL: the run's */
 } place;
 
+/* 0, or the number of results of pgl_fail. */
 static int open_place(lua_State *L, place *p) {
-  int status = 0;
   *p = (place){0};
   if (luaL_testudata(L, 1, pgl_run_kind.type)) {
     pgl_run *r = pgl_check_run(L, 1, "logits")->resource;
@@ -22,12 +22,13 @@ static int open_place(lua_State *L, place *p) {
     p->a = pg_run_activations(r->run);
     p->comm = pg_run_comm(r->run);
   } else {
-    p->model = ((pgl_model *)pgl_check(L, 1, &pgl_model_kind)->resource)->model;
-    status = pgl_evaluation(L, p->model, 4, &p->a, &p->box);
-    pgl_check(L, 1, &pgl_model_kind); /* making the box may collect */
+    pgl_evaluation e;
+    const int results = pgl_evaluate(L, 1, 4, &e);
+    if (results > 0) return results;
+    p->model = e.model, p->a = e.activations, p->box = e.box;
   }
   p->panel = pgl_check(L, 2, &pgl_panel_kind)->resource;
-  return status;
+  return 0;
 }
 
 static void close_place(place *p) {
@@ -39,8 +40,9 @@ static int logits(lua_State *L) {
   place p;
   pg_logits z;
   lua_settop(L, 2);
-  int status = open_place(L, &p);
-  if (status == 0) status = pg_panel_logits(p.model, p.a, p.panel, p.comm, &z);
+  const int results = open_place(L, &p);
+  if (results > 0) return results;
+  const int status = pg_panel_logits(p.model, p.a, p.panel, p.comm, &z);
   if (status < 0) return pgl_fail(L, pg_model_context(p.model), status);
   close_place(&p);
   lua_createtable(L, 0, 10);
@@ -62,12 +64,12 @@ static int attention_logits(lua_State *L) {
   place p;
   double seconds;
   lua_settop(L, 2);
-  int status = open_place(L, &p);
-  if (status < 0) return pgl_fail(L, pg_model_context(p.model), status);
+  const int results = open_place(L, &p);
+  if (results > 0) return results;
   const pg_model_config *c = pg_model_get_config(p.model);
   float *largest = lua_newuserdatauv(L, (size_t)(c->layers * c->heads) * sizeof *largest + 1, 0);
   pgl_check(L, 2, &pgl_panel_kind);
-  status = pg_panel_attention(p.model, p.a, p.panel, p.comm, largest, &seconds);
+  const int status = pg_panel_attention(p.model, p.a, p.panel, p.comm, largest, &seconds);
   if (status < 0) return pgl_fail(L, pg_model_context(p.model), status);
   lua_createtable(L, (int)c->layers, 0);
   for (int64_t i = 0; i < c->layers; i++) {
@@ -89,12 +91,12 @@ static int log_rank(lua_State *L) {
   place p;
   pg_log_rank r;
   lua_settop(L, 2);
-  int status = open_place(L, &p);
-  if (status < 0) return pgl_fail(L, pg_model_context(p.model), status);
+  const int results = open_place(L, &p);
+  if (results > 0) return results;
   const int64_t most = pg_model_head(p.model)->columns + 1;
   double *values = lua_newuserdatauv(L, (size_t)most * sizeof *values, 0);
   pgl_check(L, 2, &pgl_panel_kind);
-  status = pg_panel_log_rank(p.model, p.a, p.panel, p.comm, &r, values);
+  const int status = pg_panel_log_rank(p.model, p.a, p.panel, p.comm, &r, values);
   if (status < 0) return pgl_fail(L, pg_model_context(p.model), status);
   close_place(&p);
   lua_createtable(L, 0, 8);
