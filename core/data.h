@@ -36,6 +36,10 @@ int pg_shard_scan(pg_context *ctx, const pg_shard *shard, int32_t *largest, int6
 /* Dataset identity (REFERENCE A2): SHA-256 of lines "name TAB bytes TAB tokens NEWLINE" over all
  * *.bin shards of both splits, sorted by name. */
 int pg_shards_digest(pg_context *ctx, const char *folder, char hex[65]);
+/* Of what the same shards hold: SHA-256 of their names, sizes, headers and at most 64 blocks of 4
+ * KiB of each, evenly spread from the first to the last. A shard of at most 256 KiB is read whole;
+ * a change of less may go unnoticed in a larger one. */
+int pg_shards_sample(pg_context *ctx, const char *folder, char hex[65]);
 /* The same lines and digest over these shards alone. */
 int pg_shards_identity(pg_context *ctx, const pg_shards *shards, char hex[65]);
 /* Updates in one epoch: sum over shards of floor(floor((tokens-1)/time) / batch). */

@@ -1,4 +1,5 @@
 /* A model: its named parameters, their initial weights, and copies. */
+#include "files.h"
 #include "gram.h"
 #include "model_internal.h"
 #include "random.h"
@@ -325,5 +326,30 @@ int pg_model_copy(pg_model *to, const pg_model *from) {
     PG_TRY(pg_tensor_copy(to->parameters[i].value, from->parameters[i].value));
   PG_TRY(pg_model_refresh(to, NULL));
 fail:
+  return status;
+}
+
+int pg_model_sha256(const pg_model *model, const pg_parameter *parameter, char hex[65]) {
+  int status = 0;
+  char *all = calloc(model->count, 64);
+  float *values = NULL;
+  size_t count = 0;
+  if (!all) return pg_fail(model->context, PG_ENOMEM, "no memory to hash the weights");
+  for (size_t i = 0; i < model->count; i++) {
+    const pg_parameter *p = &model->parameters[i];
+    const size_t bytes = (size_t)(p->rows * p->columns) * sizeof *values;
+    if (parameter && p != parameter) continue;
+    free(values);
+    if (!(values = malloc(bytes)))
+      PG_TRY(pg_fail(model->context, PG_ENOMEM, "no memory to hash %s (%lld x %lld)", p->name,
+                     (long long)p->rows, (long long)p->columns));
+    PG_TRY(pg_tensor_read(p->value, values));
+    pg_sha256(values, bytes, hex);
+    memcpy(all + 64 * count++, hex, 64);
+  }
+  pg_sha256(all, 64 * count, hex);
+fail:
+  free(values);
+  free(all);
   return status;
 }

@@ -101,6 +101,8 @@ int64_t pg_model_classes(const pg_model_config *config);
 int pg_model_set_compute(pg_model *model, pg_dtype type);
 pg_dtype pg_model_compute(const pg_model *model);
 int pg_model_refresh(pg_model *model, const pg_parameter *parameter);
+/* SHA-256 over the values of a parameter, or NULL for all in order; they are read to the host. */
+int pg_model_sha256(const pg_model *model, const pg_parameter *parameter, char hex[65]);
 
 /* Draw weights N(0, init_std[role]^2) from Philox: element i of a parameter is normal number i of
  * stream hash(name) under `seed` (random.h). */

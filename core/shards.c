@@ -228,11 +228,11 @@ int pg_shards_identity(pg_context *ctx, const pg_shards *shards, char hex[65]) {
   return 0;
 }
 
-int pg_shards_digest(pg_context *ctx, const char *folder, char hex[65]) {
+/* All shards of a dataset, of both splits. */
+static int open_all(pg_context *ctx, const char *folder, pg_shards **out) {
   int status;
   char **names = NULL;
   size_t count = 0;
-  pg_shards *shards = NULL;
   PG_TRY(names_list(ctx, folder, "*_train_*.bin", "*_val_*.bin", &names, &count));
   if (count == 0) {
     /* Splits named otherwise: every *.bin file belongs to the dataset. */
@@ -241,11 +241,68 @@ int pg_shards_digest(pg_context *ctx, const char *folder, char hex[65]) {
     PG_TRY(names_list(ctx, folder, "*.bin", NULL, &names, &count));
   }
   if (count == 0) PG_TRY(pg_fail(ctx, PG_ENOENT, "data folder %s holds no shard (*.bin)", folder));
-  PG_TRY(shards_from_names(ctx, folder, names, count, &shards));
+  PG_TRY(shards_from_names(ctx, folder, names, count, out));
+fail:
+  names_free(names, count);
+  return status;
+}
+
+int pg_shards_digest(pg_context *ctx, const char *folder, char hex[65]) {
+  int status;
+  pg_shards *shards = NULL;
+  PG_TRY(open_all(ctx, folder, &shards));
   PG_TRY(pg_shards_identity(ctx, shards, hex));
 fail:
   pg_shards_free(shards);
-  names_free(names, count);
+  return status;
+}
+
+/* Header and blocks of a shard into sample[SAMPLE_BYTES]; the rest of that is zero. */
+enum { SAMPLE_BLOCK = 4096, SAMPLE_BLOCKS = 64 };
+enum { SAMPLE_BYTES = PG_SHARD_HEADER + SAMPLE_BLOCK * SAMPLE_BLOCKS };
+
+static int sample_shard(pg_context *ctx, const pg_shard *shard, char *sample) {
+  const int64_t bytes = 2 * shard->tokens, last = pg__max(0, bytes - SAMPLE_BLOCK);
+  const int64_t blocks = pg__min(SAMPLE_BLOCKS, (bytes + SAMPLE_BLOCK - 1) / SAMPLE_BLOCK);
+  int status;
+  memset(sample, 0, SAMPLE_BYTES);
+  const int fd = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0)
+    return pg_fail(ctx, errno == ENOENT ? PG_ENOENT : PG_EIO, "shard %s cannot be opened: %s",
+                   shard->path, strerror(errno));
+  PG_TRY(pg_file_pread(ctx, fd, shard->path, 0, sample, PG_SHARD_HEADER));
+  for (int64_t b = 0; b < blocks; b++) {
+    const int64_t at =
+        blocks > 1 ? last / (blocks - 1) * b + last % (blocks - 1) * b / (blocks - 1) : 0;
+    PG_TRY(pg_file_pread(ctx, fd, shard->path, PG_SHARD_HEADER + at,
+                         sample + PG_SHARD_HEADER + b * SAMPLE_BLOCK,
+                         (size_t)pg__min(SAMPLE_BLOCK, bytes - at)));
+  }
+fail:
+  close(fd);
+  return status;
+}
+
+int pg_shards_sample(pg_context *ctx, const char *folder, char hex[65]) {
+  int status;
+  pg_shards *shards = NULL;
+  char *lines = NULL, *sample = malloc(SAMPLE_BYTES);
+  if (!sample) return pg_fail(ctx, PG_ENOMEM, "no memory to sample the shards");
+  PG_TRY(open_all(ctx, folder, &shards));
+  lines = calloc(shards->count + 1, 64);
+  if (!lines) PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory to sample the shards"));
+  PG_TRY(pg_shards_identity(ctx, shards, hex));
+  memcpy(lines, hex, 64);
+  for (size_t i = 0; i < shards->count; i++) {
+    PG_TRY(sample_shard(ctx, &shards->shards[i], sample));
+    pg_sha256(sample, SAMPLE_BYTES, hex);
+    memcpy(lines + 64 * (i + 1), hex, 64);
+  }
+  pg_sha256(lines, 64 * (shards->count + 1), hex);
+fail:
+  pg_shards_free(shards);
+  free(lines);
+  free(sample);
   return status;
 }
 

@@ -6,8 +6,8 @@ local p = pg.params {
   sequences = 8, micro = 2, updates = 40, last = 40, shard = true, timeout = 60.0,
   layers = 2, width = 32,
   fault = pg.choice { "none", "nan", "overflow", "hook", "exit", "vanish", "kill", "hang", "data",
-    "end", "stop", "signal", "optimizer", "slots", "alone" },
-  rank = 1, at = 3, every = 40, own = false, switched = false,
+    "end", "stop", "signal", "optimizer", "slots", "alone", "set", "optimizer_of_one", "edit" },
+  rank = 1, at = 3, every = 40, own = false, switched = false, init = "",
 }
 
 local head = {
@@ -16,9 +16,10 @@ local head = {
 }
 
 local faults = {
-  nan = function(run) run:edit(run.head, function(w) w:fill_(0 / 0) end) end,
+  -- Unknown to the run, which would compare what run:edit changed with the other ranks.
+  nan = function(run) run.head.value:fill_(0 / 0) end,
   -- Logits beyond the largest number, from weights that are finite.
-  overflow = function(run) run:edit(run.head, function(w) w:fill_(3e38) end) end,
+  overflow = function(run) run.head.value:fill_(3e38) end,
   hook = function() error("this hook is broken", 0) end,
   exit = function() os.exit(0) end,
   -- The process is gone without a word from Lua: the C function that os.exit stands before.
@@ -38,6 +39,9 @@ local faults = {
   end,
   alone = function(run) print(run.head.slots) end,
   stop = function(run) run:stop("enough") end,
+  set = function(run) run:set("head", { lr = 1 }) end,
+  optimizer_of_one = function(run) run:set_optimizer("head", pg.optim.adamw { lr = 1 }) end,
+  edit = function(run) run:edit(run.head, function(w) w:mul_(2) end) end,
   signal = function() os.execute("kill -TERM $PPID") end,
 }
 
@@ -68,7 +72,8 @@ local my_muon = pg.optim.define {
 return pg.recipe {
   name = "golden", seed = 3, shard_optimizer = p.shard, rank_timeout = p.timeout,
   model = { layers = p.layers, width = p.width, heads = 2, head_dim = 16, mlp = 128, vocab = 97,
-    context = 16, init = not p.switched and p.golden .. "/init.safetensors" or nil,
+    context = 16,
+    init = not p.switched and (p.init ~= "" and p.init or p.golden .. "/init.safetensors") or nil,
     head = p.switched and { rank = 12, extra = 5, backward_rank = 7, residual = false } or nil },
   data = pg.data.shards { path = p.data ~= "" and p.data or p.golden },
   batch = { sequences = p.sequences, micro = p.micro > 0 and p.micro or nil },
@@ -84,7 +89,7 @@ return pg.recipe {
     pg.every(1, function(run)
       local fault = faults[p.fault]
       if fault and here(run) and run.update == p.at then fault(run) end
-    end),
+    end, { before_first = p.at == 0 }),
     pg.every(1, pg.diagnostics.head_diameter()),
     pg.every(10, function(run) if p.fault == "slots" then weigh_slots(run) end end),
     pg.every(10, pg.diagnostics.validation { tokens = 384,

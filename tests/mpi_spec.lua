@@ -285,8 +285,23 @@ describe("a failure of one rank ends all of them", function()
   end)
 
   mpi_it("when its hook raises an error", function()
-    fails({ fault = "hook" }, "this hook is broken", "rank 1 failed: ")
+    local _, err = fails({ fault = "hook" }, "this hook is broken", "rank 1 failed: ")
+    for _, line in pairs(complaints(err)) do
+      assert.equal(1, select(2, line:gsub("%(hook pg%.", "")), line)
+    end
   end)
+
+  for fault, text in pairs { set = "lm_head.weight: lr = 1",
+    edit = "lm_head.weight: edited, weights", optimizer_of_one = "lm_head.weight: adamw" } do
+    for _, at in ipairs { 0, 3 } do
+      mpi_it(("when it alone changes something: %s at update %d"):format(fault, at), function()
+        local line = "EPEER: rank 1 changed " .. text
+        local _, err = fails({ fault = fault, at = at }, line, line)
+        assert.matches((", rank 0 nothing, at update %d: expected the same on all ranks"):format(
+          at), err)
+      end)
+    end
+  end
 
   mpi_it("when its optimizer raises an error", function()
     fails({ fault = "optimizer" }, "this optimizer is broken", "rank 1 failed: ")
@@ -330,33 +345,6 @@ describe("a failure of one rank ends all of them", function()
       "rank 1 is at the slots of lm_head.weight while rank 0 is at the end of update 3")
   end)
 
-  mpi_it("when its data cannot be read", function()
-    -- Rank 1 has a folder whose shard has the same size, but tokens outside the vocabulary.
-    local folder = support.folder()
-    local code, _, err = support.shell(("cp -r %s %s/data && cp -r %s %s/other"):format(
-      support.golden, folder, support.golden, folder))
-    assert.equal(0, code, err)
-    local spoiled = support.read(folder .. "/other/fineweb_train_000001.bin")
-    support.write(folder .. "/other/fineweb_train_000001.bin",
-      spoiled:sub(1, 1024) .. ("\255"):rep(#spoiled - 1024))
-    local out = folder .. "/run"
-    local function words(data)
-      return ("env -C %s/%s "):format(folder, data) .. words_of({ "train", recipe, "--quiet",
-        "--out", out }, { sequences = 6, golden = support.golden, data = "data", fault = "data" })
-    end
-    for _, place in ipairs { "a", "b" } do assert(core.fs.make(folder .. "/" .. place)) end
-    support.shell(("ln -s ../data %s/a/data; ln -s ../other %s/b/data"):format(folder, folder))
-    code, _, err = support.shell(("%s%s -n 1 %s : -n 1 %s : -n 1 %s"):format(environment, start,
-      words("a"), words("b"), words("a")))
-    assert.is_true(code ~= 0)
-    local found = complaints(err)
-    assert.is_truthy(found["1"]:find("EDATA", 1, true), err)
-    for _, rank in ipairs { "0", "2" } do
-      assert.is_truthy(found[rank]:find("rank 1 failed: ", 1, true), err)
-      assert.is_truthy(found[rank]:find("vocabulary", 1, true), err)
-    end
-  end)
-
   mpi_it("when it is killed, through the launcher", function()
     local _, code = train(3, { fault = "kill", sequences = 6 })
     assert.is_true(code ~= 0 and code ~= 124, "exit code " .. code)
@@ -385,6 +373,9 @@ describe("ranks stop together", function()
     local out, code, _, err = train(3, { fault = "stop", sequences = 6 })
     assert.equal(0, code, err)
     assert.equal(3, support.json(out .. "/summary.json").update)
+    out, code, _, err = train(2, { fault = "stop", sequences = 6, micro = 1, at = 0 })
+    assert.equal(0, code, err)
+    assert.equal(0, support.json(out .. "/summary.json").update)
   end)
 
   mpi_it("at a time limit", function()
@@ -431,6 +422,71 @@ describe("ranks that cannot train together are refused", function()
       support.quote(support.root), environment, start, words(40), words(41)))
     assert.equal(2, refused(out, code, err,
       "of rank 1 is not that of rank 0 (set updates=41, not set updates=40)"))
+  end)
+
+  -- Two ranks with words of their own, in folders of their own.
+  local function apart(first, second, places)
+    return support.shell(("cd %s && %s%s -n 1 %s%s : -n 1 %s%s"):format(support.quote(support.root),
+      environment, start, places and places[1] or "", first, places and places[2] or "", second))
+  end
+
+  mpi_it("when one of them only plans", function()
+    local out = support.folder() .. "/run"
+    local code, _, err = apart(words_of { "train", recipe, "--out", out },
+      words_of { "train", recipe, "--dry-run" })
+    assert.equal(2, refused(out, code, err,
+      "of rank 1 is not that of rank 0 (train --dry-run, not train)"))
+  end)
+
+  mpi_it("when they compute in different types", function()
+    local out = support.folder() .. "/run"
+    local code, _, err = apart(words_of { "train", recipe, "--out", out },
+      words_of { "train", recipe, "--out", out, "--compute", "bf16" })
+    assert.equal(2, refused(out, code, err, "(--compute bf16, not --compute fp32)"))
+  end)
+
+  mpi_it("when their tokens or initial weights differ", function()
+    local folder = support.folder()
+    local out = folder .. "/run"
+    for _, place in ipairs { "a", "b" } do
+      assert.equal(0, support.shell(("mkdir %s/%s; cp -r %s %s/%s/data"):format(folder, place,
+        support.golden, folder, place)))
+    end
+    local places = { ("env -C %s/a "):format(folder), ("env -C %s/b "):format(folder) }
+    local words = words_of({ "train", recipe, "--out", out }, { golden = support.golden,
+      data = "data", init = "data/init.safetensors", last = 3, updates = 3 })
+    local function spoil(name)
+      local path = ("%s/b/data/%s"):format(folder, name)
+      local text = support.read(path)
+      local last = text:byte(#text - 1)
+      support.write(path, text:sub(1, #text - 2) .. string.char(last ~ 1) .. text:sub(-1))
+    end
+    spoil "fineweb_val_000000.bin"
+    local code, _, err = apart(words, words, places)
+    assert.equal(2, refused(out, code, err, "the data or an option of rank 1 is not that of rank 0 "
+      .. "(tokens "))
+    spoil "fineweb_val_000000.bin"
+    spoil "init.safetensors"
+    code, _, err = apart(words, words, places)
+    assert.equal(2, refused(out, code, err, "the weights of rank 1 is not that of rank 0"))
+    spoil "init.safetensors"
+    code, _, err = apart(words, words, places)
+    assert.equal(0, code, err)
+  end)
+
+  mpi_it("when one of them does not come to the start", function()
+    local folder = support.folder()
+    support.write(folder .. "/hang.lua", ([[
+      local core = require "perigee.core"
+      if core.launch().rank == 1 then os.execute("kill -STOP $PPID") end
+      return dofile(%q)]]):format(recipe))
+    local before = core.clock()
+    local code, _, err = run(2, { "train", folder .. "/hang.lua", "--rank-timeout", "2", "--out",
+      folder .. "/run" })
+    assert.is_true(code ~= 0 and code ~= 124, "exit code " .. code)
+    assert.is_truthy(complaints(err)["0"]:find(
+      "another rank did not come to the start of MPI within 2 s", 1, true), err)
+    assert.is_true(core.clock() - before < 30)
   end)
 
   mpi_it("when the run directory exists", function()

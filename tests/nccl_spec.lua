@@ -182,6 +182,37 @@ describe("ranks on GPUs", function()
     end
   end)
 
+  emulated_it("tell at once why one of them cannot start", function()
+    local folder = support.folder()
+    support.write(folder .. "/broken.lua", ([[
+      if require "perigee.core".launch().rank == 1 then error("no such thing", 0) end
+      return dofile(%q)]]):format(recipe))
+    local before = recipe
+    recipe = folder .. "/broken.lua"
+    local _, codes, errs, seconds = ranks(2, { timeout = 60.0 })
+    recipe = before
+    for rank = 0, 1 do
+      assert.equal(1, codes[rank])
+      assert.is_true(support.one_line(errs[rank], "no such thing"), errs[rank])
+    end
+    assert.is_true(support.one_line(errs[0], "rank 1 failed: "), errs[0])
+    assert.is_true(seconds < 30)
+  end)
+
+  emulated_it("say which devices they chose when these differ", function()
+    if support.shell("command -v mpirun") ~= 0 then return pending("there is no mpirun") end
+    local out = support.folder() .. "/run"
+    local words = words_of(out, {}):gsub("%-%-device cuda", "--device auto")
+    local code, _, err = support.shell(("cd %s && %s timeout 100 mpirun --bind-to none "
+      .. "--oversubscribe -n 1 env CUDAEMU_DEVICES=0 %s : -n 1 env CUDAEMU_DEVICES=2 %s"):format(
+      support.quote(support.root), environment, words, words))
+    assert.equal(1, code, err)
+    for rank = 0, 1 do
+      assert.is_truthy(err:find(("perigee: rank %d: EPEER: the ranks chose different devices "
+        .. "(rank 0: cpu, rank 1: cuda): expected one kind"):format(rank), 1, true), err)
+    end
+  end)
+
   emulated_it("need a GPU each", function()
     local out = support.folder() .. "/run"
     local code, _, err = support.shell(("cd %s && %s CUDAEMU_DEVICES=1 CUDA_VISIBLE_DEVICES=0 "

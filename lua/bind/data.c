@@ -70,14 +70,23 @@ static int data_updates_per_epoch(lua_State *L) {
   return 1;
 }
 
-/* core.digest(ctx, folder) -> 64 hex digits */
-static int data_digest(lua_State *L) {
+static int hash_folder(lua_State *L, int (*hash)(pg_context *, const char *, char[65])) {
   pg_context *ctx = pgl_check(L, 1, &pgl_context_kind)->resource;
   char hex[65];
-  int status = pg_shards_digest(ctx, pgl_string(L, 2, "folder"), hex);
+  int status = hash(ctx, pgl_string(L, 2, "folder"), hex);
   if (status < 0) return pgl_fail(L, ctx, status);
   lua_pushstring(L, hex);
   return 1;
+}
+
+/* core.digest(ctx, folder) -> 64 hex digits, of the shards' names and sizes */
+static int data_digest(lua_State *L) {
+  return hash_folder(L, pg_shards_digest);
+}
+
+/* core.sample(ctx, folder) -> 64 hex digits, of samples of their tokens */
+static int data_sample(lua_State *L) {
+  return hash_folder(L, pg_shards_sample);
 }
 
 /* ---- preparing ----------------------------------------------------------------------------------
@@ -212,6 +221,7 @@ static const luaL_Reg functions[] = {{"shards", data_shards},
                                      {"shard_scan", data_shard_scan},
                                      {"updates_per_epoch", data_updates_per_epoch},
                                      {"digest", data_digest},
+                                     {"sample", data_sample},
                                      {"prepare", data_prepare},
                                      {"schedule_warmup", schedule_warmup},
                                      {"warmup_cosine", schedule_warmup_cosine},

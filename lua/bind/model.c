@@ -357,6 +357,19 @@ static int model_refresh(lua_State *L) {
   return done(L, pg_model_refresh(m->model, p));
 }
 
+/* model:sha256([name]) -> 64 hex digits, of all weights or of one parameter's */
+static int model_sha256(lua_State *L) {
+  pgl_model *m = check_model(L, 1);
+  const pg_parameter *p = NULL;
+  char hex[65];
+  if (!lua_isnoneornil(L, 2) && !(p = pg_model_find(m->model, pgl_string(L, 2, "name"))))
+    return luaL_error(L, "sha256: no parameter is called '%s'", lua_tostring(L, 2));
+  int status = pg_model_sha256(m->model, p, hex);
+  if (status < 0) return pgl_fail(L, pg_model_context(m->model), status);
+  lua_pushstring(L, hex);
+  return 1;
+}
+
 /* ---- text
  * ---------------------------------------------------------------------------------------- */
 /* core.generate(model, tokens, { temperature, top_k, seed, index }) -> the next token id */
@@ -409,11 +422,17 @@ static int model_generate(lua_State *L) {
   return 1;
 }
 
-static const luaL_Reg methods[] = {{"config", model_config},   {"parameters", model_parameters},
-                                   {"find", model_find},       {"init", model_init},
-                                   {"load", model_load},       {"save", model_save},
-                                   {"copy", model_copy},       {"compute", model_compute},
-                                   {"refresh", model_refresh}, {NULL, NULL}};
+static const luaL_Reg methods[] = {{"config", model_config},
+                                   {"parameters", model_parameters},
+                                   {"find", model_find},
+                                   {"init", model_init},
+                                   {"load", model_load},
+                                   {"save", model_save},
+                                   {"copy", model_copy},
+                                   {"compute", model_compute},
+                                   {"refresh", model_refresh},
+                                   {"sha256", model_sha256},
+                                   {NULL, NULL}};
 static const luaL_Reg parameter_meta[] = {{"__gc", parameter_collect},
                                           {"__tostring", parameter_tostring},
                                           {"__index", parameter_index},

@@ -214,7 +214,8 @@ function methods.set_optimizer(handle, selector, optimizer)
     run:change_optimizer(names, optimizer)
     table.insert(run.changes, { update = run.update, parameters = core.json.array(names),
       optimizer = saved })
-    run:changed(("%s: %s"):format(named(names), optimizer:describe()))
+    run:changed(("%s: %s"):format(named(names), optimizer:describe()),
+      ("%s: %s"):format(table.concat(names, ", "), optimizer:describe()))
   end)
 end
 
@@ -240,7 +241,9 @@ function methods.set(handle, selector, changes)
     run:change_hypers(names, own)
     table.insert(run.changes, { update = run.update, parameters = core.json.array(names),
       set = own })
-    run:changed(("%s: %s"):format(named(names), table.concat(parts, ", ")))
+    local text = table.concat(parts, ", ")
+    run:changed(("%s: %s"):format(named(names), text),
+      ("%s: %s"):format(table.concat(names, ", "), text))
   end)
 end
 
@@ -257,7 +260,8 @@ function methods.edit(handle, parameter, fn)
   local ok, e = pcall(fn, parameter.value)
   core.uninterrupted(function()
     errors.try(run.model:refresh(parameter.name))
-    run:changed(parameter.name .. ": edited")
+    run:changed(parameter.name .. ": edited", run.world > 1 and ("%s: edited, weights %s"):format(
+      parameter.name, errors.try(run.model:sha256(parameter.name))))
   end)
   if not ok then error(e, 0) end
 end

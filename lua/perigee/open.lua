@@ -159,8 +159,10 @@ local function open_context(run)
     io.stderr:write(("rank 0 of %d waits for the others at %s:%d (MASTER_ADDR, MASTER_PORT)\n")
       :format(launch.world, master, launch.port))
   end
-  run.comm = errors.try(core.comm(ctx, {
-    timeout = options.rank_timeout or spec.rank_timeout, device_index = index }))
+  local timeout = options.rank_timeout or spec.rank_timeout
+  -- From here on the communicator tells the others, unless "auto" found a device without one.
+  run.joining = not (device == "cpu" and wanted == "auto" and launch.by == "environment")
+  run.comm = errors.try(core.comm(ctx, { timeout = timeout, device_index = index }))
 end
 
 -- Before an error that all ranks raise alike: none reports it to the others, who know.
@@ -302,8 +304,8 @@ function open.resolve(run, rec, options)
   open_context(run)
   -- Read before ranks meet: no other one of this machine has allocated anything yet.
   run.available = run.ctx:available()
-  compare_ranks(run, "the recipe or a parameter", ("perigee %s; %s"):format(core.version,
-    run.identity))
+  compare_ranks(run, "the command, the recipe or a parameter", ("perigee %s; %s; %s"):format(
+    core.version, options.purpose or "train", run.identity))
   split_batch(run)
   run.compute = open.compute(run.ctx, options.compute or spec.compute,
     run.planned_for and run.planned_for.device)
@@ -321,8 +323,10 @@ function open.resolve(run, rec, options)
   run.core_options = core_options(run)
   run.need = memory.estimate(run)
   run.data_digest = errors.try(core.digest(run.ctx, spec.data.path))
-  compare_ranks(run, "the data or an option", ("data %s; --micro %d; updates %d; --max-updates %d")
-    :format(run.data_digest, spec.batch.micro, run.total, run.last))
+  run.data_sample = errors.try(core.sample(run.ctx, spec.data.path))
+  compare_ranks(run, "the data or an option", ("data %s; tokens %s; --micro %d; updates %d; "
+    .. "--max-updates %d; --compute %s; --recompute %s"):format(run.data_digest, run.data_sample,
+    spec.batch.micro, run.total, run.last, run.compute, spec.recompute))
   run.tokenizer_path = spec.data:tokenizer_path()
 end
 
@@ -351,6 +355,12 @@ function open.prepare(run, rec, options)
   run.tracker = tracker.new { tokens_per_update = run.tokens_per_update,
     max_norm = spec.clip or 1.0, clipping = spec.clip ~= false }
   run.random = random.pair(spec.seed.init)
+end
+
+-- Before the first update of a session: all ranks have the same weights.
+function open.compare_weights(run)
+  if run.world == 1 then return end
+  compare_ranks(run, "the weights", ("weights %s"):format(errors.try(run.model:sha256())))
 end
 
 -- Without memory: whether the data serves such a run.

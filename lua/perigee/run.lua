@@ -178,9 +178,14 @@ function Run:change_hypers(names, changes)
   end
 end
 
--- A change from outside the recipe: what was saved of this update no longer holds.
-function Run:changed(text)
+-- A change from outside the recipe: what was saved of this update no longer holds. `exactly`: what
+-- was changed, in a text that is the same on all ranks.
+function Run:changed(text, exactly)
   self.saved_update = nil
+  if exactly and self.world > 1 then
+    self.since_agreed = self.since_agreed or {}
+    table.insert(self.since_agreed, exactly)
+  end
   if self.attached then self.attached:note(text) end
 end
 
@@ -268,6 +273,8 @@ end
 -- A hook's error as one located line; world failures keep their name.
 local function hook_error(self, hook, e)
   local text = errors.text(e)
+  -- Another rank's failure, with that one's place.
+  if errors.is_failure(e) and e.name == "EPEER" and self.comm:failure() then return text end
   local context = ("hook %s, update %d"):format(hook.occasion.text, self.update)
   if type(e) == "string" and text:match("^[^%s:]+:%d+: ") then
     return ("%s (%s)"):format(text, context)
@@ -326,6 +333,26 @@ end
 
 local stops = { "--max-time", "SIGINT", "SIGTERM" }
 
+-- A whole number that fp64 holds, for a text (FNV-1a).
+local function number_of(text)
+  local hash = 0xcbf29ce484222325
+  for i = 1, #text do hash = (hash ~ text:byte(i)) * 0x100000001b3 end
+  return hash >> 12
+end
+
+-- Ranks whose hooks changed different things: all of them say so.
+function Run:refuse_changes(own)
+  local texts = errors.try(self.comm:gather(own))
+  errors.try(self.comm:leave())
+  for rank = 1, self.world - 1 do
+    if texts[rank + 1] ~= texts[1] then
+      local function shown(text) return text == "" and "nothing" or text end
+      errors.world(("EPEER: rank %d changed %s, rank 0 %s, at update %d: expected the same on all "
+        .. "ranks"):format(rank, shown(texts[rank + 1]), shown(texts[1]), self.update), "EPEER")
+    end
+  end
+end
+
 -- What one rank wants all do, after the same update; and the peaks of memory over all ranks.
 function Run:agree()
   if self.world == 1 then return end
@@ -334,9 +361,13 @@ function Run:agree()
   for i, name in ipairs(stops) do
     if name == own then code = i end
   end
+  local changes = table.concat(self.since_agreed or {}, "; ")
+  local changed = number_of(changes)
+  self.since_agreed = nil
   local all = errors.try(self.comm:meet(("the end of update %d"):format(self.update), { code,
     self.stop_reason and 1 or 0, self.save_requested and 1 or 0, self.ctx:peak_bytes(),
-    record.peak_resident() or 0 }))
+    record.peak_resident() or 0, changed, -changed }))
+  if all[6] ~= -all[7] then self:refuse_changes(changes) end
   self.agreed_signal = stops[math.tointeger(all[1])]
   if all[2] > 0 then self.stop_reason = self.stop_reason or "run:stop on another rank" end
   self.save_requested = all[3] > 0 or nil
@@ -455,8 +486,9 @@ function Run:begin()
     if #due > 0 then
       self:run_hooks(due)
       self.line_written = false
-      record.write(self)
     end
+    self:agree()
+    if #due > 0 then record.write(self) end
     self.line_written = true
     for _, hook in ipairs(self.spec.checkpoints) do
       if hook:due(0, self.last) then
@@ -464,6 +496,8 @@ function Run:begin()
         break
       end
     end
+  else
+    self:agree() -- on what a script changed since the run was opened
   end
 end
 

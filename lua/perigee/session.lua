@@ -58,7 +58,11 @@ local function building(f)
   end, run)
   if ok then return run.handle, run end
   session.trace = run.trace
-  if run.comm then run.comm:fail(errors.text(e)) end
+  if run.comm then
+    run.comm:fail(errors.text(e))
+  elseif not run.joining and not run.in_memory then
+    core.excuse(errors.text(e))
+  end
   run:release()
   error(e, 0)
 end
@@ -123,10 +127,12 @@ end
 -- A new run of a recipe (object or path). options: open.option_keys, and `fork` from the command.
 function session.new(from, options)
   return building(function(run)
+    run.joining = options.device == "cpu"
     local rec = take_recipe(run, from, options)
     open.prepare(run, rec, options)
     local fork = options.fork or run.spec.fork
     if fork then run.fork_record = load_fork(run, fork) end
+    open.compare_weights(run)
     open.prepare_hooks(run)
     attach_console(run)
     run.out = run:from_first(function() return directory.reserve(options.out, run.spec.name) end)
@@ -158,6 +164,7 @@ end
 -- Everything up to the point where a new run would create its directory, without the memory that it
 -- would take; the caller releases it.
 function session.plan(from, options)
+  options.purpose = "train --dry-run"
   return building(function(run)
     run.planning = true
     open.resolve(run, take_recipe(run, from, options), options)
@@ -260,6 +267,12 @@ local function continue_from(run, found, host, options)
       errors.world(("EDATA: the data in %s has digest %s, the run began with %s: expected the same "
         .. "shards"):format(run.spec.data.path, run.data_digest, host.data_digest), "EDATA")
     end
+    -- nil in checkpoints of programs that took none.
+    if host.data_sample and host.data_sample ~= run.data_sample then
+      errors.world(("EDATA: the tokens in %s have changed: their samples have digest %s, when %s "
+        .. "was written %s"):format(run.spec.data.path, run.data_sample, found, host.data_sample),
+        "EDATA")
+    end
     state.replay_changes(run, host)
     errors.try(run.core:load(found))
     state.restore(run, host)
@@ -304,7 +317,7 @@ end
 -- Continue the run in `path`. options: also recipe (another file), allow_changed_recipe, micro.
 function session.resume(path, options)
   path = #path > 1 and path:gsub("/+$", "") or path
-  options.directory = path
+  options.directory, options.purpose = path, "resume"
   return building(function(run)
     run.out = path
     local place = describe_directory(path)
@@ -313,6 +326,7 @@ function session.resume(path, options)
     local found, update = find_checkpoint(run, path)
     local host = found and checkpoints.host_state(found)
     continue_from(run, found, host, options)
+    open.compare_weights(run)
     open.prepare_hooks(run)
     attach_console(run)
     if run.rank == 0 then note_invalid(run) end

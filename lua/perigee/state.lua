@@ -57,7 +57,7 @@ function state.collect(run, kept)
   local host = state.place(run)
   host.format = format
   host.update, host.tokens = run.update, run.tokens
-  host.data_digest = run.data_digest
+  host.data_digest, host.data_sample = run.data_digest, run.data_sample
   host.micro = run.spec.batch.micro
   host.splits = { val = run.spec.data.val, test = run.spec.data.test }
   host.session = run.session
