@@ -37,8 +37,8 @@ int pg_shard_scan(pg_context *ctx, const pg_shard *shard, int32_t *largest, int6
  * *.bin shards of both splits, sorted by name. */
 int pg_shards_digest(pg_context *ctx, const char *folder, char hex[65]);
 /* Of what the same shards hold: SHA-256 of their names, sizes, headers and at most 64 blocks of 4
- * KiB of each, evenly spread from the first to the last. A shard of at most 256 KiB is read whole;
- * a change of less may go unnoticed in a larger one. */
+ * KiB of each (fewer, but 4, of more than 64 shards), evenly spread from the first to the last. A
+ * change between them goes unnoticed. */
 int pg_shards_sample(pg_context *ctx, const char *folder, char hex[65]);
 /* The same lines and digest over these shards alone. */
 int pg_shards_identity(pg_context *ctx, const pg_shards *shards, char hex[65]);

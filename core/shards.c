@@ -257,13 +257,14 @@ fail:
   return status;
 }
 
-/* Header and blocks of a shard into sample[SAMPLE_BYTES]; the rest of that is zero. */
-enum { SAMPLE_BLOCK = 4096, SAMPLE_BLOCKS = 64 };
+/* Header and at most `most` blocks of a shard into sample[SAMPLE_BYTES]; the rest of that is zero.
+ * All shards together are few reads, which a network file system takes in seconds. */
+enum { SAMPLE_BLOCK = 4096, SAMPLE_BLOCKS = 64, SAMPLE_LEAST = 4, SAMPLE_READS = 4096 };
 enum { SAMPLE_BYTES = PG_SHARD_HEADER + SAMPLE_BLOCK * SAMPLE_BLOCKS };
 
-static int sample_shard(pg_context *ctx, const pg_shard *shard, char *sample) {
+static int sample_shard(pg_context *ctx, const pg_shard *shard, int64_t most, char *sample) {
   const int64_t bytes = 2 * shard->tokens, last = pg__max(0, bytes - SAMPLE_BLOCK);
-  const int64_t blocks = pg__min(SAMPLE_BLOCKS, (bytes + SAMPLE_BLOCK - 1) / SAMPLE_BLOCK);
+  const int64_t blocks = pg__min(most, (bytes + SAMPLE_BLOCK - 1) / SAMPLE_BLOCK);
   int status;
   memset(sample, 0, SAMPLE_BYTES);
   const int fd = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -285,6 +286,7 @@ fail:
 
 int pg_shards_sample(pg_context *ctx, const char *folder, char hex[65]) {
   int status;
+  int64_t most;
   pg_shards *shards = NULL;
   char *lines = NULL, *sample = malloc(SAMPLE_BYTES);
   if (!sample) return pg_fail(ctx, PG_ENOMEM, "no memory to sample the shards");
@@ -293,8 +295,9 @@ int pg_shards_sample(pg_context *ctx, const char *folder, char hex[65]) {
   if (!lines) PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory to sample the shards"));
   PG_TRY(pg_shards_identity(ctx, shards, hex));
   memcpy(lines, hex, 64);
+  most = pg__min(SAMPLE_BLOCKS, pg__max(SAMPLE_LEAST, SAMPLE_READS / (int64_t)shards->count));
   for (size_t i = 0; i < shards->count; i++) {
-    PG_TRY(sample_shard(ctx, &shards->shards[i], sample));
+    PG_TRY(sample_shard(ctx, &shards->shards[i], most, sample));
     pg_sha256(sample, SAMPLE_BYTES, hex);
     memcpy(lines + 64 * (i + 1), hex, 64);
   }

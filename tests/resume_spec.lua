@@ -348,6 +348,22 @@ describe("a resume", function()
     assert.matches("EDATA: the data in .* has digest", message)
   end)
 
+  it("does not continue on tokens that have changed in place", function()
+    local other = support.data(support.folder() .. "/d")
+    recipe = support.write(folder .. "/recipe.lua", (text:gsub('data = ""', 'data = "x"')))
+    train(assert(pg.open(recipe, { out = folder .. "/parts", threads = 1, max_updates = 4,
+      set = { data = other } })))
+    local shard = other .. "/text_train_000001.bin"
+    local whole = support.read(shard)
+    -- The last token.
+    support.write(shard, whole:sub(1, -3) .. string.char(whole:byte(-2) ~ 1) .. whole:sub(-1))
+    local value, message = pg.resume(folder .. "/parts", { threads = 1 })
+    assert.is_nil(value)
+    assert.matches("EDATA: the tokens in .* have changed", message)
+    support.write(shard, whole)
+    assert(pg.resume(folder .. "/parts", { threads = 1 })):close()
+  end)
+
   it("is refused for what is not a run directory", function()
     local value, message = pg.resume(folder, {})
     assert.is_nil(value)

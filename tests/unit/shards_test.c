@@ -89,6 +89,30 @@ TEST(digest_is_the_published_one) {
   data_folder_remove(folder);
 }
 
+/* 100 blocks of 4 KiB, of which 64 are read. */
+TEST(a_sample_sees_what_the_digest_does_not) {
+  enum { TOKENS = 100 * 2048 };
+  char digest[65] = "", again[65] = "", hex[65] = "", changed[65] = "";
+  const uint16_t mark = 4242, zero = 0;
+  data_folder(folder);
+  CHECK(pg_shards_sample(ctx, folder, hex) == PG_ENOENT);
+  const char *path = data_path(folder, "x_train_1.bin");
+  data_sparse_shard(path, TOKENS);
+  data_sparse_shard(data_path(folder, "x_val_0.bin"), 9);
+  CHECK(pg_shards_digest(ctx, folder, digest) == 0);
+  CHECK(pg_shards_sample(ctx, folder, hex) == 0, "%s", pg_context_message(ctx));
+  const int64_t seen[5] = {0, 2047, TOKENS - 2048, TOKENS - 1, TOKENS / 63 * 31};
+  for (int i = 0; i < 5; i++) {
+    data_poke(path, seen[i], &mark, 1);
+    CHECK(pg_shards_sample(ctx, folder, changed) == 0 && strcmp(hex, changed) != 0, "token %lld",
+          (long long)seen[i]);
+    data_poke(path, seen[i], &zero, 1);
+  }
+  CHECK(pg_shards_sample(ctx, folder, changed) == 0 && strcmp(hex, changed) == 0);
+  CHECK(pg_shards_digest(ctx, folder, again) == 0 && strcmp(digest, again) == 0);
+  data_folder_remove(folder);
+}
+
 TEST(digest_of_the_papers_dataset) {
   char hex[65] = "", name[64];
   data_folder(folder);
@@ -177,6 +201,7 @@ int main(void) {
   RUN(names_what_is_missing);
   RUN(refuses_bad_headers_and_sizes);
   RUN(digest_is_the_published_one);
+  RUN(a_sample_sees_what_the_digest_does_not);
   RUN(digest_of_the_papers_dataset);
   RUN(scan_finds_the_largest_token);
   RUN(writes_what_it_reads_and_nothing_on_failure);
