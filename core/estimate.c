@@ -33,7 +33,7 @@ static int assign(pg_run *run, const pg_run_entry *entry) {
                        p ? " has two optimizers: " : " does not exist", p ? p->name : "");
       goto fail;
     }
-    PG_TRY(pg__check_moments(ctx, entry->optimizer, p));
+    PG_TRY(pg__check_suits(ctx, entry->optimizer, p));
     a->parameters[a->count++] = p;
   }
   PG_TRY(pg__share_out(run, entry->optimizer, a->parameters, a->count));

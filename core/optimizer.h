@@ -102,6 +102,7 @@ typedef struct pg_optimizer {
   /* Needs the second moment of its parameters' inputs, the mean of x x^T over the positions of the
    * optimizer batch. Runs measure that of the head, so that it is for heads alone. */
   bool moments;
+  int64_t most_rows; /* refuses larger parameters; 0: takes any */
   /* NULL: parameters are frozen (no gradient, no slots, no share in the norm). `self` is the
    * descriptor's own data, below. */
   int (*increment)(const pg_increment_group *group, void *self);

@@ -244,7 +244,8 @@ static int solve(pg__oracle *p) {
   PG__NEW(p->ctx, p->centres, n * d, "the flow's potential");
   PG__NEW(p->ctx, t, n * n, "weights of pairs");
   PG__NEW(p->ctx, x, n * d, "a potential");
-  PG_TRY(pg__oracle_warm(p, t, x, 600, 5e-4));
+  PG_TRY(pg__oracle_warm(p, t, x, (int)pg__min(600, p->most_iterations), 5e-4));
+  PG_TRY(pg__oracle_radial(p));
   if (!pg__oracle_done(p)) PG_TRY(pg__oracle_newton(p, t, x));
 fail:
   free(t);
@@ -270,6 +271,7 @@ int pg_oracle_solve(const pg_tensor *gradient, const pg_oracle_options *options,
   PG_TRY(pg__check_finite(gradient, "oracle"));
   p.d = d;
   p.gap = options && options->gap > 0 ? options->gap : 1e-6;
+  p.most_iterations = options && options->iterations > 0 ? options->iterations : INT64_MAX;
   p.deadline = p.start + (options && options->seconds > 0 ? options->seconds : 60);
   PG__NEW(ctx, values, rows * d, "the gradient");
   PG__NEW(ctx, kept, rows, "row numbers");

@@ -18,8 +18,9 @@ extern "C" {
 #endif
 
 typedef struct pg_oracle_options {
-  double gap;     /* ends when (upper - lower) / upper is no more than this; 0: 1e-6 */
-  double seconds; /* ends at the first bounds after so long; 0: 60 */
+  double gap;         /* ends when (upper - lower) / upper is no more than this; 0: 1e-6 */
+  double seconds;     /* ends at the first bounds after so long; 0: 60 */
+  int64_t iterations; /* ends at the first bounds after so many; 0: as many as it takes */
 } pg_oracle_options;
 
 /* The flow is given by clusters of rows. With a_i = ||g_i|| and, in cluster c, A = sum a_i,

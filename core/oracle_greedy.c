@@ -144,10 +144,27 @@ int pg__oracle_greedy(pg__oracle *p, const float *w, const float *caps, const do
     }
     if (value > most) most = value, best = k;
   }
-  p->iterations++;
   if (most > p->lower) PG_TRY(take(p, &a, best));
 fail:
   for (int k = 0; k < count; k++) free(a.s[k]), free(a.rest[k]);
   free(order), free(a.w), free(a.products), free(a.least);
+  return status;
+}
+
+int pg__oracle_radial(pg__oracle *p) {
+  static const double radii[MOST] = {0.5, 0.55, 0.6, 0.65};
+  const int64_t n = p->n, d = p->d;
+  float *w = NULL, *caps = NULL;
+  int status = 0;
+  PG__NEW(p->ctx, w, n * d, "directions");
+  PG__NEW(p->ctx, caps, n, "lengths");
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t k = 0; k < d; k++) w[i * d + k] = (float)(p->g[i * d + k] / p->norm[i]);
+    caps[i] = 1;
+  }
+  PG_TRY(pg__oracle_greedy(p, w, caps, radii, MOST));
+fail:
+  free(w);
+  free(caps);
   return status;
 }

@@ -27,7 +27,7 @@ typedef struct pg__oracle {
                        set of diameter 1 */
   double slack;     /* how far rounding in the centring can have moved T */
   double gap, start, deadline;
-  int64_t iterations;
+  int64_t iterations, most_iterations;
   /* the best certificates so far, in fp32 as they are handed out, and what they prove */
   double lower, upper;
   float *potential; /* [n, d] */
@@ -42,7 +42,8 @@ static inline double pg__oracle_gap(const pg__oracle *p) {
   return p->upper > 0 ? (p->upper - p->lower) / p->upper : 0;
 }
 static inline bool pg__oracle_done(const pg__oracle *p) {
-  return pg__oracle_gap(p) <= p->gap || pg__oracle_now() >= p->deadline;
+  return pg__oracle_gap(p) <= p->gap || p->iterations >= p->most_iterations ||
+         pg__oracle_now() >= p->deadline;
 }
 
 /* malloc with PG_ENOMEM naming `what`; at least one byte. */
@@ -94,5 +95,7 @@ int pg__oracle_quantise(pg__oracle *p, int64_t clusters, double deadline, float 
  * multiples is taken as a potential when it proves more than the best one. */
 int pg__oracle_greedy(pg__oracle *p, const float *w, const float *caps, const double *multiples,
                       int count);
+/* The same along the rows' own directions from several radii: what greedy_radial does. */
+int pg__oracle_radial(pg__oracle *p);
 
 #endif

@@ -143,7 +143,7 @@ static void unit_rows(float *x, int64_t n, int64_t d, float *lengths) {
 /* Half the time goes to the upper bound, whose potential then gives the directions of a greedy
  * pass; the rows' own directions get another one. */
 int pg__oracle_large(pg__oracle *p) {
-  static const double shrink[] = {0.9, 0.95, 1, 1.05}, radii[] = {0.5, 0.55, 0.6, 0.65};
+  static const double shrink[] = {0.9, 0.95, 1, 1.05};
   const int64_t n = p->n, d = p->d;
   float *w = NULL, *caps = NULL;
   int status = 0;
@@ -156,13 +156,11 @@ int pg__oracle_large(pg__oracle *p) {
   unit_rows(w, n, d, caps);
   const double began = pg__oracle_now();
   PG_TRY(pg__oracle_greedy(p, w, caps, shrink, PG_COUNT(shrink)));
+  p->iterations++;
   const double lasted = pg__oracle_now() - began;
   if (pg__oracle_done(p) || pg__oracle_now() + lasted > p->deadline) goto fail;
-  for (int64_t i = 0; i < n; i++) {
-    for (int64_t k = 0; k < d; k++) w[i * d + k] = (float)(p->g[i * d + k] / p->norm[i]);
-    caps[i] = 1;
-  }
-  PG_TRY(pg__oracle_greedy(p, w, caps, radii, PG_COUNT(radii)));
+  PG_TRY(pg__oracle_radial(p));
+  p->iterations++;
 fail:
   free(w);
   free(caps);

@@ -259,7 +259,10 @@ static void remove_from_assignment(pg_run *run, pg_parameter *p) {
     }
 }
 
-int pg__check_moments(pg_context *ctx, const pg_optimizer *o, const pg_parameter *p) {
+int pg__check_suits(pg_context *ctx, const pg_optimizer *o, const pg_parameter *p) {
+  if (o->most_rows && p->rows > o->most_rows)
+    return pg_fail(ctx, PG_EINVAL, "%s takes at most %lld rows, and %s has %lld", o->name,
+                   (long long)o->most_rows, p->name, (long long)p->rows);
   if (!o->moments || !strcmp(p->name, "lm_head.weight")) return 0;
   return pg_fail(ctx, PG_EINVAL,
                  "%s is for the head alone, not for %s: only its inputs are measured", o->name,
@@ -277,7 +280,7 @@ int pg_run_assign(pg_run *run, const pg_optimizer *optimizer, const double hyper
   const size_t loads_bytes = (size_t)pg_comm_world(run->comm) * sizeof *run->loads;
   int status;
   PG_TRY(pg_optimizer_check(ctx, optimizer, hypers));
-  for (size_t i = 0; i < count; i++) PG_TRY(pg__check_moments(ctx, optimizer, parameters[i]));
+  for (size_t i = 0; i < count; i++) PG_TRY(pg__check_suits(ctx, optimizer, parameters[i]));
 
   a = calloc(1, sizeof *a);
   slots = calloc(count ? count : 1, sizeof *slots);

@@ -102,7 +102,7 @@ typedef struct pg__run_elements {
 } pg__run_elements;
 void pg__run_sizes(const pg_run *run, pg__run_elements *out);
 /* PG_EINVAL when `o` needs moments that a run does not measure for p. */
-int pg__check_moments(pg_context *ctx, const pg_optimizer *o, const pg_parameter *p);
+int pg__check_suits(pg_context *ctx, const pg_optimizer *o, const pg_parameter *p);
 /* Allocate gradients, increments and scratch for the present assignments. */
 int pg__run_prepare(pg_run *run);
 /* Largest number of increment elements computed at once, unless one parameter is larger. */

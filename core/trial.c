@@ -64,7 +64,7 @@ static int check(const pg_run *run, const pg_parameter *p, const pg_optimizer *o
   if (inherit && own != o)
     return pg_fail(ctx, PG_EINVAL, "a trial of '%s' cannot begin with the slots of '%s'", o->name,
                    own->name);
-  const int status = pg__check_moments(ctx, o, p);
+  const int status = pg__check_suits(ctx, o, p);
   return status < 0 ? status : pg_optimizer_check(ctx, o, hypers);
 }
 

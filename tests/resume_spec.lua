@@ -46,6 +46,7 @@ local heads = {
   lausu = function() return pg.optim.lausu { lr = 1e-2, map = "hybrid", center = true } end,
   nuclear = function() return pg.optim.muon { lr = 1e-3, scale = "nuclear", average = "mean" } end,
   equidistant = function() return pg.optim.equidistant { lr = 3e-3, adaptive = true } end,
+  exact = function() return pg.optim.exact { lr = 3e-3, gap = 0.02 } end,
   greedy = function() return pg.optim.greedy_radial { lr = 3e-3, cautious = true } end,
   budget = function()
     return pg.optim.rownorm { lr = 3e-3, diameter_budget = 6e-3, weight_decay = 1, clip = 0.01 }
@@ -151,7 +152,7 @@ end)
 
 describe("a resume", function()
   for _, head in ipairs { "rownorm", "projected", "adamw", "muon", "sgd", "equidistant", "greedy",
-    "budget", "shampoo", "soap", "kfac", "lion", "signsgd",
+    "exact", "budget", "shampoo", "soap", "kfac", "lion", "signsgd",
     "scale", "rmnp", "sinkgd", "moga", "scion", "modula", "normuon", "lausu", "nuclear",
     "frozen", "mine" } do
     it("continues exactly with " .. head .. " on the head", function()

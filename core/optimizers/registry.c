@@ -19,6 +19,7 @@
   X(lausu)                                                                                         \
   X(equidistant)                                                                                   \
   X(greedy_radial)                                                                                 \
+  X(exact)                                                                                         \
   X(shampoo)                                                                                       \
   X(soap)                                                                                          \
   X(kfac)                                                                                          \

@@ -1,5 +1,5 @@
-/* Optimizers of a head that answer to the diameter: equidistant, greedy_radial, and rownorm with a
- * diameter_budget. Their equations in double loops, and what they promise. */
+/* Optimizers of a head that answer to the diameter: equidistant, greedy_radial, exact, and rownorm
+ * with a diameter_budget. Their equations in double loops, and what they promise. */
 #include "core/random.h"
 #include "optimizer_job.h"
 
@@ -351,6 +351,126 @@ TEST(greedy_radial_in_blocks) {
   run_greedy("three blocks", g_, rows, columns, false);
 }
 
+/* ---- exact ------------------------------------------------------------------------------------
+ */
+/* S of one update at beta = 0; freed by the caller. */
+static float *one_step(const char *name, const char *option, double value, const double *g,
+                       int64_t rows, int64_t columns) {
+  job j = job_new(name, 1, rows, columns);
+  set(&j, "lr", 1), set(&j, "beta", 0);
+  if (option) set(&j, option, value);
+  write_doubles(j.g[0], g);
+  increment(&j, 0.25);
+  float *s = read_floats(j.s[0]);
+  job_free(&j);
+  return s;
+}
+
+/* D(S) <= 2 lr: the potential is held below 1 in exact arithmetic, 2 lr is a power of two. The
+ * decrease is in [(1 - gap) T, T] times 2 lr where T is known, and at the same diameter not below
+ * that of the others: the potential stays below diameter 1 by 2^-21 and its rows were rounded, g's
+ * norms in the others too, 8 U; rows of 2e-7 of the norms together may be left out. */
+static void run_exact(const char *what, const double *g, int64_t rows, int64_t columns, double gap,
+                      double t) {
+  const double lr = 0.25, slack = 0x1p-21 + 8 * U + 4e-7;
+  const int64_t n = rows * columns;
+  float *s = one_step("exact", "gap", gap, g, rows, columns);
+  const double got = decrease(g, s, n) / (2 * lr);
+  CHECK(widest(s, rows, columns) <= 2 * lr, "%s: D = %.9g lr", what, widest(s, rows, columns) / lr);
+  if (t > 0)
+    CHECK(got >= t * (1 - gap - slack) && got <= t * (1 + slack), "%s: %.9g of T", what, got / t);
+  static const struct {
+    const char *name, *option;
+    double value;
+  } others[] = {{"rownorm", NULL, 0},
+                {"rownorm", "diameter_budget", 2},
+                {"greedy_radial", NULL, 0},
+                {"greedy_radial", "rescale", 1}};
+  for (size_t k = 0; k < PG_COUNT(others); k++) {
+    float *r = one_step(others[k].name, others[k].option, others[k].value, g, rows, columns);
+    const double d = fmax(widest(r, rows, columns), 1e-30);
+    const double theirs = decrease(g, r, n) / d;
+    CHECK(got >= theirs * (1 - slack), "%s: %.9g of %s's", what, got / theirs, others[k].name);
+    free(r);
+  }
+  free(s);
+}
+
+TEST(exact) {
+  /* Fermat's point of a triangle with sides 3, 4, 5: T^2 = (9 + 16 + 25)/2 + 2 sqrt(3) area. */
+  static const double triangle[] = {3, 0, 0, 4, -3, -4};
+  run_exact("Fermat's triangle", triangle, 3, 2, 1e-6, sqrt(25 + 12 * sqrt(3)));
+  run_exact("Fermat's triangle", triangle, 3, 2, 0.01, sqrt(25 + 12 * sqrt(3)));
+  static const double cross[] = {1, 0, -1, 0, 0, 1, 0, -1};
+  run_exact("a cross", cross, 4, 2, 1e-4, 2);
+  /* A regular simplex with unit edges: T is half its dimension. */
+  for (int k = 2; k <= 16; k += 7) {
+    const int d = k + 1;
+    for (int i = 0; i < d; i++)
+      for (int j = 0; j < d; j++) g_[i * d + j] = ((i == j) - 1.0 / d) * sqrt(0.5);
+    run_exact("a simplex", g_, d, d, 1e-4, k / 2.0);
+  }
+  static float noise[CELLS];
+  for (uint64_t seed = 0; seed < 5; seed++) {
+    const int64_t rows = 3 + 21 * (int64_t)seed, columns = 2 + 5 * (int64_t)seed;
+    head_gradient(seed, rows, columns, g_);
+    run_exact("like a head's", g_, rows, columns, 0.01, 0);
+    /* A gap with which it takes what it finds first. */
+    run_exact("at once", g_, rows, columns, 0.9, 0);
+    pg_normals(seed, 1, 0, (size_t)(rows * columns), noise);
+    for (int64_t i = 0; i < rows * columns; i++) g_[i] = (double)noise[i];
+    center(g_, rows, columns);
+    run_exact("normals", g_, rows, columns, 0.01, 0);
+  }
+}
+
+/* The mean of gradients, whatever their size, in two updates; the same bits again; and no step
+ * without differences between rows. */
+TEST(exact_momentum) {
+  const int64_t rows = 60, columns = 12, n = rows * columns;
+  job a = job_new("exact", 1, rows, columns), b = job_new("exact", 1, rows, columns);
+  static double mean[CELLS];
+  set(&a, "lr", 1), set(&b, "lr", 1), set(&b, "beta", 0);
+  memset(mean, 0, sizeof mean);
+  for (uint64_t k = 0; k < 2; k++) {
+    head_gradient(k, rows, columns, g_);
+    write_doubles(a.g[0], g_);
+    increment(&a, 0.25);
+  }
+  float *m = read_floats(a.slots[0][0]), *s = read_floats(a.s[0]);
+  CHECK(pg_tensor_write(b.g[0], m) == 0, "write");
+  increment(&b, 0.25);
+  float *again = read_floats(b.s[0]);
+  CHECK(memcmp(s, again, (size_t)n * sizeof *s) == 0, "the step of the momentum");
+  free(m), free(s), free(again);
+  job_free(&a), job_free(&b);
+
+  const double zero[12] = {0};
+  double alike[12];
+  for (int i = 0; i < 12; i++) alike[i] = 1 + i % 3;
+  job j = job_new("exact", 1, 4, 3);
+  set(&j, "lr", 1);
+  increment(&j, 1);
+  check_matrix("no gradient", j.s[0], zero, 0);
+  write_doubles(j.g[0], alike);
+  increment(&j, 1);
+  check_matrix("rows alike", j.s[0], zero, 0);
+  job_free(&j);
+}
+
+/* An update is made as a whole: one that is asked to stop still makes the same step, and what asked
+ * is told afterwards. */
+TEST(exact_is_not_cancelled) {
+  head_gradient(3, 50, 8, g_);
+  float *s = one_step("exact", NULL, 0, g_, 50, 8);
+  pg_context_cancel(ctx);
+  float *t = one_step("exact", NULL, 0, g_, 50, 8);
+  CHECK(pg_context_cancelled(ctx), "the request is kept");
+  pg_context_resume(ctx);
+  CHECK(memcmp(s, t, 50 * 8 * sizeof *s) == 0, "the same step");
+  free(s), free(t);
+}
+
 int main(void) {
   if (job_start() < 0) return 1;
   RUN(equidistant_equation);
@@ -359,5 +479,8 @@ int main(void) {
   RUN(diameter_budget);
   RUN(greedy_radial);
   RUN(greedy_radial_in_blocks);
+  RUN(exact);
+  RUN(exact_momentum);
+  RUN(exact_is_not_cancelled);
   return job_end();
 }

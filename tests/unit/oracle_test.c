@@ -207,6 +207,26 @@ TEST(no_time) {
   free(x);
 }
 
+/* Ends by count as it does by time, always with the same bits. */
+TEST(iterations) {
+  float *x = clouded(100, 16, true, 7);
+  pg_tensor *g = upload(x, 100, 16);
+  pg_oracle a, b;
+  pg_oracle_verdict v;
+  for (int64_t most = 1; most <= 40; most += 39) {
+    const pg_oracle_options options = {.gap = 1e-9, .iterations = most};
+    CHECK(pg_oracle_solve(g, &options, &a) == 0 && pg_oracle_solve(g, &options, &b) == 0, "%s",
+          pg_context_message(ctx));
+    CHECK(a.iterations == most && a.upper > a.lower && a.lower >= a.rownorm * (1 - 1e-6),
+          "%lld rounds: [%g, %g]", (long long)a.iterations, a.lower, a.upper);
+    CHECK(memcmp(a.potential, b.potential, 1600 * sizeof(float)) == 0, "the same potential");
+    CHECK(pg_oracle_check(g, &a, &v) == 0 && v.lower_holds && v.upper_holds, "%s", v.problem);
+    pg_oracle_free(&a), pg_oracle_free(&b);
+  }
+  pg_tensor_free(g);
+  free(x);
+}
+
 /* More rows than pairs can be held for: an interval by clusters of rows. */
 TEST(many_rows) {
   const int64_t rows = 4000, d = 24;
@@ -240,6 +260,7 @@ int main(void) {
   RUN(bad_input);
   RUN(certificates);
   RUN(no_time);
+  RUN(iterations);
   RUN(many_rows);
   pg_context_free(ctx);
   return unit_report();
