@@ -26,9 +26,9 @@ enum kind { HELLO = 1, ACCEPTED, WELCOME, REFUSED, DATA, FAILURE, WAITING, FAREW
 typedef struct packet {
   uint32_t magic, kind;
   int32_t rank, world; /* of the sender; FAILURE, REFUSED: the rank that failed */
-  int64_t sequence;
-  uint64_t session; /* 0 in a hello and in a refusal */
-  char text[900];   /* HELLO: the job */
+  int64_t sequence;    /* HELLO: 1 when a failure follows and the rank does not come */
+  uint64_t session;    /* 0 in a hello and in a refusal */
+  char text[900];      /* HELLO: the job */
 } packet;
 
 struct meeting;
@@ -36,10 +36,10 @@ typedef struct connection {
   uv_tcp_t tcp;
   struct meeting *meeting;
   packet in;
-  size_t have;    /* bytes of `in` */
-  int rank;       /* -1 until it said hello */
-  uint64_t since; /* it is open, uv_hrtime */
-  bool open, closing;
+  size_t have;                /* bytes of `in` */
+  int rank;                   /* -1 until it said hello */
+  uint64_t since;             /* it is open, uv_hrtime */
+  bool open, closing, joined; /* joined: counted in the meeting's */
 } connection;
 
 typedef struct meeting {
@@ -55,6 +55,7 @@ typedef struct meeting {
   char place[320];   /* of rank 0, for messages */
   char refused[400]; /* rank 0: why a newcomer was refused or left; others: how rank 0 left */
   bool welcome, listening, leaving; /* leaving: failures end no waits any more */
+  bool failing;                     /* this rank only comes to tell its failure */
   bool has_data;
   char data[PG__RENDEZVOUS_BYTES];
   bool *waiting, *gone; /* [world]: answered in this wait; said farewell */
@@ -128,7 +129,8 @@ static void lost(connection *l) {
   if (rank < 0 || m->gone[rank]) return;
   if (hub && !m->welcome) {
     l->rank = -1;
-    m->joined--;
+    m->joined -= l->joined;
+    l->joined = false;
     snprintf(m->refused, sizeof m->refused, "rank %d came and left", rank);
     return;
   }
@@ -178,7 +180,8 @@ static void hello(connection *l, const packet *p) {
   packet answer = make_packet(m, ACCEPTED);
   send_packet(l, &answer);
   l->rank = p->rank;
-  m->joined++;
+  l->joined = p->sequence == 0;
+  m->joined += l->joined;
 }
 
 /* From a rank of this meeting. */
@@ -300,6 +303,7 @@ static void connected(uv_connect_t *request, int status) {
   }
   start_reading(l);
   packet p = make_packet(m, HELLO);
+  p.sequence = m->failing;
   snprintf(p.text, sizeof p.text, "%s", m->job);
   send_packet(l, &p);
 }
@@ -587,6 +591,7 @@ static int start(const pg_comm_options *options, const char *failure, pg_comm **
   uv_timer_init(&m->loop, &m->timer);
   m->used = (int)used;
   m->polled = -1;
+  m->failing = failure != NULL;
   memcpy(m->job, launch->job, sizeof m->job);
   if (launch->rank == 0)
     snprintf(m->place, sizeof m->place, "%d", launch->port);
