@@ -29,3 +29,5 @@ while IFS= read -r command <&3; do
 done 3<commands
 echo "unit: $count passed, 0 failed"
 lua5.4 tests/session.lua build/perigee . "$mode"
+[ "$(realpath build/lua)" = "$(realpath "$top/lua")" ] ||
+  { echo "the build has lost its source folder: build/lua is $(readlink build/lua)"; exit 1; }
