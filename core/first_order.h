@@ -29,7 +29,7 @@ int pg_first_order_measure(const pg_tensor *gradient, const pg_tensor *increment
                            pg_first_order *out);
 
 /* The last update of a run, predicted and measured on its own batch, which is read again; its data
- * position stays. Takes all ranks. PG_ESTATE before the first update of a session. */
+ * position stays. Takes all ranks. PG_ESTATE before the first update since the run was opened. */
 typedef struct pg_prediction {
   double before, after; /* mean cross entropy of the batch before and after the update, nats */
   double predicted;     /* sum <G_p, W_p after - W_p before> over parameters p with a gradient, not

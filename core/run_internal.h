@@ -61,7 +61,7 @@ struct pg_run {
   bool torn;              /* an update failed halfway: weights and slots are not one state */
   pg_loader_state before; /* data position before the gradients now held */
 
-  bool applied; /* those were applied by this session's last update, whose loss and factor follow */
+  bool applied; /* the gradients held are those of an applied update; its loss and factor: */
   double last_loss, last_factor;
   struct {
     bool wanted, measured;

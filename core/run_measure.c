@@ -97,7 +97,7 @@ int pg_run_prediction(pg_run *run, pg_prediction *out) {
   int status;
   if (!run->applied)
     return pg_fail(run->context, PG_ESTATE,
-                   "a prediction is of the last update, and this session has made none");
+                   "a prediction is of the last update, and none was made since the run was opened");
   PG_TRY(pg_comm_meet(run->comm, run->context, "a prediction", NULL, 0));
   PG_TRY(predict(run, &out->predicted));
   PG_TRY(batch_loss(run, &out->after));

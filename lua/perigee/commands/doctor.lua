@@ -88,7 +88,7 @@ return function(words)
   line("limits", table.concat(limits(), ", "))
   line("free here", ("%.1f GiB"):format((core.fs.free(".") or 0) / 2 ^ 30))
   for _, name in ipairs { "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY",
-    "OMP_PROC_BIND" } do
+    "GOMP_SPINCOUNT", "OMP_PROC_BIND" } do
     local value = os.getenv(name)
     if value then line(name, value) end
   end
