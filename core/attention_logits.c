@@ -7,13 +7,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 #define SCORES ((int64_t)1 << 22) /* elements of scores at a time */
 
@@ -96,7 +89,7 @@ int pg_panel_attention(const pg_model *model, pg_activations *a, const pg_panel 
   const int64_t count = c->layers * c->heads;
   job j = {.model = model, .a = a, .largest = largest};
   pg__panel_visit visit = {.what = "the attention logits", .comm = comm, .batch = batch};
-  const double start = now();
+  const double start = pg__now();
   double *wide = NULL;
   size_t bytes = 0;
   int status = 0;
@@ -116,7 +109,7 @@ int pg_panel_attention(const pg_model *model, pg_activations *a, const pg_panel 
     PG_TRY(pg_comm_max_f64(comm, ctx, wide, count));
     for (int64_t i = 0; i < count; i++) largest[i] = (float)wide[i];
   }
-  if (seconds) *seconds = now() - start;
+  if (seconds) *seconds = pg__now() - start;
 fail:
   if (status < 0 && comm) pg_comm_fail(comm, pg_context_message(ctx));
   if (j.device) pg__release(ctx, j.device, bytes);

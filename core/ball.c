@@ -12,7 +12,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define ADDED 24       /* rows taken in a pass, at most */
 #define MOST_ROWS 4096 /* that carry weights */
@@ -29,12 +28,6 @@ typedef struct ball {
   double *weight, *norm, *slope; /* of the rows taken: |y|^2, and slope_i = sum_j w_j y_i.y_j */
   double *gram;                  /* [capacity, capacity] of y = x - x_0 */
 } ball;
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* |x_i - c|^2 in eight lanes. */
 static double square_from(const ball *b, int64_t i, const double *c) {
@@ -213,7 +206,7 @@ int pg_rows_ball(const pg_tensor *matrix, double gap, pg_ball *out) {
   pg_context *ctx = matrix->context;
   ball b = {.ctx = ctx};
   float *x = NULL;
-  const double start = now();
+  const double start = pg__now();
   int status;
   *out = (pg_ball){0};
   PG_TRY(pg__check_cloud(matrix, 1, "radius"));
@@ -243,7 +236,7 @@ int pg_rows_ball(const pg_tensor *matrix, double gap, pg_ball *out) {
     out->rows[out->count] = b.row[i];
     out->weights[out->count++] = b.weight[i];
   }
-  out->seconds = now() - start;
+  out->seconds = pg__now() - start;
 fail:
   free(x);
   free(b.distance);

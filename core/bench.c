@@ -6,18 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define SECONDS 0.2 /* of repeats */
 #define LEAST 3
 #define MOST 30
 #define UNKNOWN_CACHE ((int64_t)64 << 20)
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static int wait_for(pg_context *ctx) {
   return pg__kernel_status(ctx, ctx->kernels->synchronize(ctx->queue), "synchronize");
@@ -122,7 +115,7 @@ static int begin(pg__bench *b) {
   b->sweep_bytes = b->sweep_capacity;
   if (b->sweep_bytes > 64 * b->operand_bytes) b->sweep_bytes = 64 * b->operand_bytes;
   PG_TRY(wait_for(ctx));
-  b->started = now();
+  b->started = pg__now();
 fail:
   return status;
 }
@@ -131,7 +124,7 @@ fail:
 static int after_warmup(pg__bench *b) {
   int status;
   PG_TRY(wait_for(b->context));
-  const double seconds = now() - b->started;
+  const double seconds = pg__now() - b->started;
   b->result->repeats = (int)fmin(MOST, fmax(LEAST, SECONDS / fmax(seconds, 1e-9)));
   PG_TRY(pg_profile_start(b->context));
 fail:
@@ -289,9 +282,9 @@ static int loop_rate(pg_context *ctx, pg_dtype type, double *rate) {
   for (int i = 0; i < 5; i++) {
     double flops = 0;
     PG_TRY(wait_for(ctx));
-    const double start = now();
+    const double start = pg__now();
     PG_LAUNCH(ctx, peak, type, &flops);
-    const double seconds = now() - start;
+    const double seconds = pg__now() - start;
     if (flops > 0) *rate = fmax(*rate, flops / seconds);
   }
 fail:

@@ -10,13 +10,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* Logits of a chunk: 16 MiB. */
 #define CHUNK ((int64_t)1 << 22)
@@ -282,7 +275,7 @@ int pg_bottleneck_panel(const pg_model *model, pg_activations *a, const pg_panel
               .kept = positions};
   job j = {.engine = &e, .model = model, .a = a};
   pg__panel_visit visit = {.what = "the bottleneck", .comm = comm, .batch = batch, .self = &j};
-  const double start = now();
+  const double start = pg__now();
   int status;
   pg_activations_size(a, &visit.positions, &visit.time);
   PG_TRY(engine_new(&e, model->basis, pg__min(visit.positions, panel->tokens), out));
@@ -297,7 +290,7 @@ int pg_bottleneck_panel(const pg_model *model, pg_activations *a, const pg_panel
   free(j.places);
   engine_free(&e);
   if (status < 0) goto fail;
-  out->seconds = now() - start;
+  out->seconds = pg__now() - start;
 fail:
   if (status < 0 && comm) pg_comm_fail(comm, pg_context_message(e.ctx));
   return status;
@@ -321,7 +314,7 @@ int pg_bottleneck_states(const pg_tensor *head, const pg_tensor *hidden, const i
                          double scale, pg_bottleneck *out, pg_kept *positions) {
   pg_context *ctx = head->context;
   engine e = {.ctx = ctx, .outer = head, .scale = scale, .kept = positions};
-  const double start = now();
+  const double start = pg__now();
   pg_kept **places = NULL;
   int status;
   PG_TRY(check_rows(ctx, head, 0, "the head"));
@@ -342,7 +335,7 @@ int pg_bottleneck_states(const pg_tensor *head, const pg_tensor *hidden, const i
   free(places);
   engine_free(&e);
   if (status < 0) goto fail;
-  out->seconds = now() - start;
+  out->seconds = pg__now() - start;
 fail:
   return status;
 }

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* Whole CPUs of a control group's quota in microseconds per period; 0: none or unknown. */
 static int quota_cpus(void) {
@@ -69,6 +70,12 @@ static int start(pg_context *ctx, bool cuda, char *text, size_t size) {
   snprintf(text, size, "device \"%s\" is not available: %s", cuda ? "cuda" : "cpu",
            why[0] ? why : "no reason given");
   return PG_EDEVICE;
+}
+
+double pg__now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 int pg_context_new(const pg_context_options *options, pg_context **out, char *message,

@@ -6,25 +6,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 #define BLOCK ((int64_t)1 << 20) /* elements */
-
-/* Rows [first, first + count) of t. */
-static int read_rows(const pg_tensor *t, int64_t first, int64_t count, float *host) {
-  pg_tensor *view = NULL;
-  int status =
-      pg_tensor_view(t, first * t->stride[0], 2, (int64_t[]){count, t->shape[1]}, t->stride, &view);
-  if (status == 0) status = pg_tensor_read(view, host);
-  pg_tensor_free(view);
-  return status;
-}
 
 typedef struct sweep {
   int64_t rows, d;
@@ -66,7 +49,7 @@ static int run_sweep(sweep *w, void (*row)(sweep *, const float *, const float *
   for (int64_t first = 0; first < w->rows; first += step) {
     const int64_t count = pg__min(step, w->rows - first);
     for (int k = 0; k < 2; k++) {
-      int status = read_rows(w->matrices[k], first, count, w->block[k]);
+      int status = pg__read_rows(w->matrices[k], first, count, w->block[k]);
       if (status < 0) return status;
     }
     for (int64_t i = 0; i < count; i++) row(w, w->block[0] + i * w->d, w->block[1] + i * w->d);
@@ -107,7 +90,7 @@ int pg_first_order_measure(const pg_tensor *gradient, const pg_tensor *increment
                            pg_first_order *out) {
   pg_context *ctx = gradient->context;
   sweep w = {.matrices = {gradient, increment}};
-  const double start = now();
+  const double start = pg__now();
   double *numbers = NULL;
   pg_diameter d;
   int status;
@@ -134,7 +117,7 @@ int pg_first_order_measure(const pg_tensor *gradient, const pg_tensor *increment
   for (int64_t j = 0; j < 2 * w.d; j++) numbers[j] /= (double)w.rows;
   PG_TRY(run_sweep(&w, second_row));
   conclude(&w, d.value, out);
-  out->seconds = now() - start;
+  out->seconds = pg__now() - start;
 fail:
   free(numbers);
   free(w.block[0]);

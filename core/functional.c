@@ -10,13 +10,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* Logits of a chunk: 16 MiB in fp32. */
 #define CHUNK ((int64_t)1 << 22)
@@ -338,13 +331,13 @@ int pg_functional_change(const pg_model *model, pg_activations *a, const pg_pane
   engine e = {.ctx = pg_model_context(model), .changes = changes};
   job j = {.engine = &e, .models = {model, NULL}, .a = {a, a}};
   pg_tensor *head = NULL;
-  const double start = now();
+  const double start = pg__now();
   int status;
   PG_TRY(pg_model_head_matrix(model, &head));
   PG_TRY(step_engine(&e, head, matrix, pg_model_get_config(model)->logit_scale, options));
   PG_TRY(run_job(&j, panel, options->comm));
   *out = e.sizes;
-  out->seconds = now() - start;
+  out->seconds = pg__now() - start;
 fail:
   if (status < 0 && options->comm) pg_comm_fail(options->comm, pg_context_message(e.ctx));
   pg_tensor_free(head);
@@ -362,7 +355,7 @@ int pg_functional_between(const pg_model *from, pg_activations *a, const pg_mode
   engine e = {.ctx = ctx, .form = PG__BEFORE_AND_AFTER, .changes = changes};
   job j = {.engine = &e, .models = {from, to}, .a = {a, b}};
   pg_tensor *step = NULL;
-  const double start = now();
+  const double start = pg__now();
   int status = 0;
   PG_TRY(pg__check_comparable(from, to));
   e.vocab = pg_model_classes(c[1]);
@@ -397,7 +390,7 @@ int pg_functional_between(const pg_model *from, pg_activations *a, const pg_mode
   }
   PG_TRY(run_job(&j, panel, options->comm));
   *out = e.sizes;
-  out->seconds = now() - start;
+  out->seconds = pg__now() - start;
 fail:
   if (status < 0 && options->comm) pg_comm_fail(options->comm, pg_context_message(ctx));
   pg_tensor_free(step);
@@ -411,7 +404,7 @@ int pg_functional_states(const pg_tensor *head, const pg_tensor *matrix, const p
                          pg_functional *out, pg_change *changes) {
   pg_context *ctx = head->context;
   engine e = {.ctx = ctx, .changes = changes, .what = "position"};
-  const double start = now();
+  const double start = pg__now();
   pg_change **places = NULL;
   int status;
   if (head->ndim != 2 || head->shape[0] < 1)
@@ -439,7 +432,7 @@ int pg_functional_states(const pg_tensor *head, const pg_tensor *matrix, const p
   engine_free(&e);
   if (status < 0) goto fail;
   *out = e.sizes;
-  out->seconds = now() - start;
+  out->seconds = pg__now() - start;
 fail:
   return status;
 }

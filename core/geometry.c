@@ -6,7 +6,6 @@
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
-#include <time.h>
 
 int pg__check_row_finite(const pg_tensor *t, int64_t row, const char *what) {
   pg_context *ctx = t->context;
@@ -83,18 +82,12 @@ int pg__check_cloud(const pg_tensor *t, int64_t rows, const char *what) {
   return 0;
 }
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 int pg_geometry_diameter(const pg_tensor *matrix, pg_diameter *out) {
   pg_context *ctx = matrix->context;
   pg_tensor *copy = NULL;
   const pg_tensor *x = matrix;
   pg_farthest found = {.first = -1, .second = -1, .bad_row = -1};
-  double start = now();
+  double start = pg__now();
   int status = 0;
 
   if (matrix->dtype != PG_F32)
@@ -129,7 +122,7 @@ int pg_geometry_diameter(const pg_tensor *matrix, pg_diameter *out) {
                        .lower = found.radius * (1 - rounding),
                        .upper = 2 * found.radius * (1 + rounding),
                        .multiply_adds = found.multiply_adds,
-                       .seconds = now() - start};
+                       .seconds = pg__now() - start};
 fail:
   pg_tensor_free(copy);
   return status;

@@ -43,6 +43,11 @@ struct pg_context {
   char message[1024];
 };
 
+/* Rows [first, first + count) of an fp32 matrix to the host. */
+int pg__read_rows(const pg_tensor *t, int64_t first, int64_t count, float *host);
+/* A monotonic clock, seconds. */
+double pg__now(void);
+
 struct pg_storage {
   pg_context *context;
   void *memory;

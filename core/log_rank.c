@@ -10,13 +10,6 @@
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* LAPACK, Fortran's calling convention: a QR decomposition, and singular values alone. */
 extern void dgeqrf_(const int *m, const int *n, double *a, const int *lda, double *tau,
@@ -91,7 +84,7 @@ int pg_panel_log_rank(const pg_model *model, pg_activations *a, const pg_panel *
                       pg_comm *comm, pg_log_rank *out, double *values) {
   pg_context *ctx = pg_model_context(model);
   const pg_tensor *head = pg_model_head(model)->value;
-  const double scale = pg_model_get_config(model)->logit_scale, start = now();
+  const double scale = pg_model_get_config(model)->logit_scale, start = pg__now();
   const int64_t n = panel->tokens, v = head->shape[0], d = head->shape[1], k = d + 1;
   const int64_t k1 = pg__min(n, k), k2 = pg__min(v, k), most = pg__max(n, v);
   const int threads = omp_get_max_threads();
@@ -122,7 +115,7 @@ int pg_panel_log_rank(const pg_model *model, pg_activations *a, const pg_panel *
   PG_TRY(singular_values(ctx, (int)k1, (int)k2, product, s));
   summarise(s, out->bound, (double)most, out);
   if (values) memcpy(values, s, (size_t)out->bound * sizeof *values);
-  out->seconds = now() - start;
+  out->seconds = pg__now() - start;
 fail:
   if (status < 0 && comm) pg_comm_fail(comm, pg_context_message(ctx));
   omp_set_num_threads(threads);

@@ -7,13 +7,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 enum { NUMBERS = sizeof(pg__logit_row) / sizeof(double) };
 
@@ -132,7 +125,7 @@ int pg__panel_logit_rows(const pg_model *model, pg_activations *a, const pg_pane
 int pg_panel_logits(const pg_model *model, pg_activations *a, const pg_panel *panel, pg_comm *comm,
                     pg_logits *out) {
   pg_context *ctx = pg_model_context(model);
-  const double start = now(), n = (double)panel->tokens;
+  const double start = pg__now(), n = (double)panel->tokens;
   pg__logit_row *rows = malloc((size_t)panel->tokens * sizeof *rows);
   int status = 0;
   if (!rows)
@@ -153,7 +146,7 @@ int pg_panel_logits(const pg_model *model, pg_activations *a, const pg_panel *pa
   }
   out->rms = sqrt(out->rms);
   out->centered_rms = sqrt(out->centered_rms);
-  out->seconds = now() - start;
+  out->seconds = pg__now() - start;
 fail:
   if (status < 0 && comm) pg_comm_fail(comm, pg_context_message(ctx));
   free(rows);

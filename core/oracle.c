@@ -223,7 +223,7 @@ static int answer(const pg__oracle *p, const int64_t *kept, int exponent, pg_ora
   out->upper = ldexp(p->upper, exponent);
   out->rownorm = ldexp(p->rownorm, exponent);
   out->iterations = p->iterations;
-  out->seconds = pg__oracle_now() - p->start;
+  out->seconds = pg__now() - p->start;
 fail:
   return status;
 }
@@ -255,7 +255,7 @@ fail:
 
 int pg_oracle_solve(const pg_tensor *gradient, const pg_oracle_options *options, pg_oracle *out) {
   pg_context *ctx = gradient->context;
-  pg__oracle p = {.ctx = ctx, .start = pg__oracle_now()};
+  pg__oracle p = {.ctx = ctx, .start = pg__now()};
   float *values = NULL;
   int64_t *kept = NULL;
   int status = 0, exponent = 0;

@@ -37,13 +37,12 @@ typedef struct pg__oracle {
   float *centres;   /* [clusters, d] */
 } pg__oracle;
 
-double pg__oracle_now(void);
 static inline double pg__oracle_gap(const pg__oracle *p) {
   return p->upper > 0 ? (p->upper - p->lower) / p->upper : 0;
 }
 static inline bool pg__oracle_done(const pg__oracle *p) {
   return pg__oracle_gap(p) <= p->gap || p->iterations >= p->most_iterations ||
-         pg__oracle_now() >= p->deadline;
+         pg__now() >= p->deadline;
 }
 
 /* malloc with PG_ENOMEM naming `what`; at least one byte. */

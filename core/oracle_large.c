@@ -154,11 +154,11 @@ int pg__oracle_large(pg__oracle *p) {
   PG_TRY(pg__oracle_quantise(p, CLUSTERS, half, w));
   if (pg__oracle_done(p)) goto fail;
   unit_rows(w, n, d, caps);
-  const double began = pg__oracle_now();
+  const double began = pg__now();
   PG_TRY(pg__oracle_greedy(p, w, caps, shrink, PG_COUNT(shrink)));
   p->iterations++;
-  const double lasted = pg__oracle_now() - began;
-  if (pg__oracle_done(p) || pg__oracle_now() + lasted > p->deadline) goto fail;
+  const double lasted = pg__now() - began;
+  if (pg__oracle_done(p) || pg__now() + lasted > p->deadline) goto fail;
   PG_TRY(pg__oracle_radial(p));
   p->iterations++;
 fail:

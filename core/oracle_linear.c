@@ -6,13 +6,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-double pg__oracle_now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 int pg__oracle_alloc(pg_context *ctx, size_t count, size_t size, const char *what, void *out) {
   void *memory = count > SIZE_MAX / size ? NULL : malloc(count > 0 ? count * size : 1);

@@ -411,7 +411,7 @@ int pg__oracle_newton(pg__oracle *p, const double *t, const double *x) {
   PG_TRY(choose(&c, t, d2));
   if (c.count > MANY) omp_set_num_threads(ctx->threads); /* as the caller found it, afterwards */
   for (int round = 0; round < 100; round++) {
-    const double began = pg__oracle_now();
+    const double began = pg__now();
     if (pg_context_cancelled(ctx)) PG_TRY(pg_fail(ctx, PG_ECANCELED, "the oracle was cancelled"));
     if (state(&c, dense) < 0) break;
     p->iterations++;
@@ -430,7 +430,7 @@ int pg__oracle_newton(pg__oracle *p, const double *t, const double *x) {
       PG__NEW(ctx, work, work_size, "a step's vectors");
     }
     step(&c, work);
-    lasted = pg__oracle_now() - began;
+    lasted = pg__now() - began;
   }
 fail:
   pairs_free(&c);

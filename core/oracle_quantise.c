@@ -191,16 +191,16 @@ int pg__oracle_quantise(pg__oracle *p, int64_t clusters, double deadline, float 
   u = products = NULL;
   PG_TRY(quantised_new(p, cluster, c, &q));
   for (int round = 0;; round++) {
-    const double began = pg__oracle_now();
+    const double began = pg__now();
     if (pg_context_cancelled(p->ctx))
       PG_TRY(pg_fail(p->ctx, PG_ECANCELED, "the oracle was cancelled"));
     if (evaluate(p, &q) < 0) break;
     p->iterations++;
-    const bool last = round >= 400 || pg__oracle_now() + 3 * lasted > deadline;
+    const bool last = round >= 400 || pg__now() + 3 * lasted > deadline;
     if (last || round % 50 == 0) PG_TRY(pg__oracle_offer_clusters(p, c, cluster, q.t, q.psi));
     if (last) break;
     improve(&q);
-    lasted = pg__oracle_now() - began;
+    lasted = pg__now() - began;
   }
   spread_out(p, &q, cluster, psi);
 fail:

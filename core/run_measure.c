@@ -6,13 +6,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* Mean cross entropy of the last optimizer batch at the present weights. */
 static int batch_loss(pg_run *run, double *loss) {
@@ -93,16 +86,17 @@ fail:
 }
 
 int pg_run_prediction(pg_run *run, pg_prediction *out) {
-  const double start = now();
+  const double start = pg__now();
   int status;
   if (!run->applied)
-    return pg_fail(run->context, PG_ESTATE,
-                   "a prediction is of the last update, and none was made since the run was opened");
+    return pg_fail(
+        run->context, PG_ESTATE,
+        "a prediction is of the last update, and none was made since the run was opened");
   PG_TRY(pg_comm_meet(run->comm, run->context, "a prediction", NULL, 0));
   PG_TRY(predict(run, &out->predicted));
   PG_TRY(batch_loss(run, &out->after));
   out->before = run->last_loss;
-  out->seconds = now() - start;
+  out->seconds = pg__now() - start;
   return 0;
 fail:
   pg_comm_fail(run->comm, pg_context_message(run->context));

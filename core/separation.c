@@ -5,13 +5,6 @@
 #include "rows.h"
 
 #include <stdlib.h>
-#include <time.h>
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* The listed rows, one below the other, in a new tensor. */
 static int gather(const pg_tensor *t, const int64_t *rows, int64_t count, pg_tensor **out) {
@@ -42,7 +35,7 @@ int pg_rows_separation(const pg_tensor *matrix, const int64_t *rows, int64_t cou
                        pg_separation *out) {
   pg_context *ctx = matrix->context;
   pg_farthest found = {.first = -1, .second = -1, .bad_row = -1};
-  const double start = now();
+  const double start = pg__now();
   const pg_tensor *x = matrix;
   pg_tensor *copy = NULL;
   pg_diameter whole;
@@ -73,7 +66,7 @@ int pg_rows_separation(const pg_tensor *matrix, const int64_t *rows, int64_t cou
                          .first = rows ? rows[found.first] : found.first,
                          .second = rows ? rows[found.second] : found.second,
                          .multiply_adds = found.multiply_adds + whole.multiply_adds,
-                         .seconds = now() - start};
+                         .seconds = pg__now() - start};
   if (out->first > out->second) {
     const int64_t first = out->second;
     out->second = out->first;

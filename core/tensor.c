@@ -432,3 +432,12 @@ int pg_tensor_clone(const pg_tensor *t, pg_tensor **out) {
   }
   return status;
 }
+
+int pg__read_rows(const pg_tensor *t, int64_t first, int64_t count, float *host) {
+  pg_tensor *view = NULL;
+  int status =
+      pg_tensor_view(t, first * t->stride[0], 2, (int64_t[]){count, t->shape[1]}, t->stride, &view);
+  if (status == 0) status = pg_tensor_read(view, host);
+  pg_tensor_free(view);
+  return status;
+}

@@ -5,13 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* A bucket of gradients is summed over the ranks as soon as the backward pass has made so many
  * elements: 32 MiB take a fast link about 0.1 ms, long against the 20 us that starting a sum costs,
@@ -236,7 +229,7 @@ fail:
 
 int pg_run_gradients(pg_run *run, pg_step *out) {
   pg_context *ctx = run->context;
-  double start = now(), wait = waited(run);
+  double start = pg__now(), wait = waited(run);
   int status, span = -1;
   memset(out, 0, sizeof *out);
   if (run->torn)
@@ -281,7 +274,7 @@ int pg_run_gradients(pg_run *run, pg_step *out) {
   out->update = run->updates;
   out->tokens = run->tokens;
   out->wait_seconds = waited(run) - wait;
-  out->seconds = now() - start;
+  out->seconds = pg__now() - start;
   run->have_gradients = true;
   ctx->update = 0;
   return 0;
@@ -438,7 +431,7 @@ fail:
 }
 
 int pg_run_apply(pg_run *run, pg_step *out) {
-  double start = now();
+  double start = pg__now();
   int status;
   if (!run->have_gradients)
     return pg_fail(run->context, PG_ESTATE,
@@ -462,7 +455,7 @@ int pg_run_apply(pg_run *run, pg_step *out) {
   run->tokens += run->sequences * run->time;
   out->update = run->updates;
   out->tokens = run->tokens;
-  out->seconds += now() - start;
+  out->seconds += pg__now() - start;
   return 0;
 fail:
   run->context->update = 0;

@@ -4,25 +4,8 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <time.h>
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 #define BLOCK ((int64_t)1 << 20) /* elements */
-
-/* Rows [first, first + count) of t. */
-static int read_rows(const pg_tensor *t, int64_t first, int64_t count, float *host) {
-  pg_tensor *view = NULL;
-  int status =
-      pg_tensor_view(t, first * t->stride[0], 2, (int64_t[]){count, t->shape[1]}, t->stride, &view);
-  if (status == 0) status = pg_tensor_read(view, host);
-  pg_tensor_free(view);
-  return status;
-}
 
 /* A row of W, of which sums[d] and squares[d] keep the columns. */
 static void add_row(const float *w, const float *s, int64_t d, double *sums, double *squares,
@@ -45,7 +28,7 @@ static void add_row(const float *w, const float *s, int64_t d, double *sums, dou
 int pg_weight_measure(const pg_tensor *w, const pg_tensor *s, const char *what, double *mean,
                       pg_weight_size *out) {
   pg_context *ctx = w->context;
-  const double start = now();
+  const double start = pg__now();
   double *sums = NULL;
   float *block = NULL;
   int status;
@@ -67,8 +50,8 @@ int pg_weight_measure(const pg_tensor *w, const pg_tensor *s, const char *what, 
   for (int64_t first = 0; first < rows; first += step) {
     const int64_t count = pg__min(step, rows - first);
     if (pg_context_cancelled(ctx)) PG_TRY(pg_fail(ctx, PG_ECANCELED, "%s: cancelled", what));
-    PG_TRY(read_rows(w, first, count, block));
-    if (s) PG_TRY(read_rows(s, first, count, block + most));
+    PG_TRY(pg__read_rows(w, first, count, block));
+    if (s) PG_TRY(pg__read_rows(s, first, count, block + most));
     for (int64_t i = 0; i < count; i++)
       add_row(block + i * d, s ? block + most + (size_t)(i * d) : NULL, d, sums, squares, out);
   }
@@ -81,7 +64,7 @@ int pg_weight_measure(const pg_tensor *w, const pg_tensor *s, const char *what, 
   out->norm = sqrt(out->norm);
   out->mean_row = sqrt(out->mean_row);
   out->column_max = sqrt(out->column_max);
-  out->seconds = now() - start;
+  out->seconds = pg__now() - start;
 fail:
   free(sums);
   free(block);
