@@ -158,10 +158,10 @@ fi
 
 # ---- all of them -------------------------------------------------------------------------------
 # Ninja keeps every core busy: with one thread each, builds go on while earlier ones are tested.
+export jobs=${PERIGEE_JOBS:-$(nproc)} # before OMP_NUM_THREADS, which nproc takes for an answer
 export OMP_NUM_THREADS=1 UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS="halt_on_error=1 atexit_sleep_ms=0 ignore_noninstrumented_modules=1"
 export ASAN_OPTIONS=detect_leaks=0
-export jobs=${PERIGEE_JOBS:-$(nproc)}
 todo=()
 {
   printf 'rule job\n  command = nice "%s" "%s" --cells "%s" %s --one "$job"\n' \
