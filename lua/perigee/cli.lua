@@ -1,8 +1,10 @@
 -- Command lines: options are declared, abbreviations and unknown names refused.
 --
--- A command is { name, summary, usage, description, options, positional = {min, max}, run }.
--- An option is { name, value = "META" or nil for a switch, optional = true (a switch that may also
--- be --name=META), many = true, kind = "integer" | "number" | "duration" | "device", min, max,
+-- A command is { name, usage, description, options, positional = { min, max }, run }, where
+-- run(options, positional) returns the exit code, or { name, commands } of several.
+-- An option is { name (of one letter: -e), value = "META" or nil for a switch, optional = true (a
+-- switch that may also be --name=META), many = true (repeatable), spread = true (words after its
+-- value are values too), kind = "integer" | "number" | "duration" | "device", choices, min, max,
 -- help }.
 local core = require "perigee.core"
 local check = require "perigee.check"
@@ -26,8 +28,11 @@ function cli.duration(text)
   return total
 end
 
+-- An option as it is written: --name, or -e.
+function cli.written(option) return (#option.name == 1 and "-" or "--") .. option.name end
+
 local function convert(option, text)
-  local name = "--" .. option.name
+  local name = cli.written(option)
   if option.kind == "integer" then
     local value = math.tointeger(tonumber(text))
     if not value or value < (option.min or 0) or value > (option.max or math.maxinteger) then
@@ -70,18 +75,21 @@ local function convert(option, text)
 end
 
 -- list of words -> options by name (with _ for -), positional words.
-function cli.parse(command, words)
+local function parse(command, words)
   local by_name, known = {}, {}
   for _, option in ipairs(command.options or {}) do
-    by_name["--" .. option.name] = option
-    known[#known + 1] = "--" .. option.name
+    by_name[cli.written(option)] = option
+    known[#known + 1] = cli.written(option)
   end
   known[#known + 1] = "--help"
   local found, positional = {}, {}
-  local i, only_words = 1, false
+  local i, only_words, spread = 1, false, nil
   while i <= #words do
     local word = words[i]
-    if only_words or word == "-" or word:sub(1, 1) ~= "-" then
+    local plain = only_words or word == "-" or word:sub(1, 1) ~= "-"
+    if plain and spread and not only_words then
+      table.insert(found[spread.name], convert(spread, word))
+    elseif plain then
       positional[#positional + 1] = word
       -- What follows a script's name belongs to the script.
       if command.rest and #positional == 1 then only_words = true end
@@ -90,6 +98,7 @@ function cli.parse(command, words)
     elseif word == "--help" or word == "-h" then
       found.help = true
     else
+      spread = nil
       local name, value = word:match("^(%-%-[^=]+)=(.*)$")
       name = name or word
       local option = by_name[name]
@@ -113,6 +122,7 @@ function cli.parse(command, words)
         if option.many then
           found[key] = found[key] or {}
           table.insert(found[key], value)
+          if option.spread then spread = option end
         elseif found[key] ~= nil then
           errors.usage("%s is given twice", name)
         else
@@ -141,24 +151,6 @@ function cli.settings(list)
   return set
 end
 
--- Several values after one option: --text A B C. Rewrites to repeated options.
-function cli.spread(words, option)
-  local out, active = {}, false
-  for _, word in ipairs(words) do
-    if word == option then
-      active = true
-    elseif word:sub(1, 1) == "-" and word ~= "-" then
-      active = false
-      out[#out + 1] = word
-    elseif active then
-      out[#out + 1] = option .. "=" .. word
-    else
-      out[#out + 1] = word
-    end
-  end
-  return out
-end
-
 local function wrap(text, indent, width)
   local lines, line = {}, ""
   for word in text:gmatch("%S+") do
@@ -173,17 +165,48 @@ local function wrap(text, indent, width)
   return table.concat(lines, "\n" .. (" "):rep(indent))
 end
 
+-- What follows the option: " FILE", "[=FILE]", or nothing.
+function cli.value(option)
+  return option.value and (option.optional and "[=%s]" or " %s"):format(option.value) or ""
+end
+
 function cli.help(command)
   local lines = { "usage: perigee " .. command.usage, "", wrap(command.description, 0, 80) }
   if command.options and #command.options > 0 then
     lines[#lines + 1] = ""
     for _, option in ipairs(command.options) do
-      local meta = option.value and (option.optional and "[=%s]" or " %s"):format(option.value)
-      local left = "--" .. option.name .. (meta or "")
+        local left = cli.written(option) .. cli.value(option)
       lines[#lines + 1] = ("  %-26s %s"):format(left, wrap(option.help, 29, 90))
     end
   end
   return table.concat(lines, "\n") .. "\n"
+end
+
+-- Run a command on its words; the exit code.
+function cli.run(command, words)
+  if command.commands then
+    local names = {}
+    for i, part in ipairs(command.commands) do
+      if words[1] and part.name == command.name .. " " .. words[1] then
+        return cli.run(part, { table.unpack(words, 2) })
+      end
+      names[i] = part.name:sub(#command.name + 2)
+    end
+    if words[1] ~= "--help" and words[1] ~= "-h" then
+      errors.usage("usage: perigee %s %s … (perigee %s --help)", command.name,
+        table.concat(names, "|"), command.name)
+    end
+    for i, part in ipairs(command.commands) do
+      io.stdout:write(i > 1 and "\n" or "", cli.help(part))
+    end
+    return 0
+  end
+  local options, positional = parse(command, words)
+  if options.help then
+    io.stdout:write(cli.help(command))
+    return 0
+  end
+  return command.run(options, positional)
 end
 
 -- Options shared by the commands that compute.

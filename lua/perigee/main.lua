@@ -3,23 +3,11 @@
 -- signal or --max-time with a checkpoint to resume from.
 --
 -- Errors are one line on standard error; PERIGEE_TRACE=1 adds the stack.
+local cli = require "perigee.cli"
+local commands = require "perigee.commands"
 local core = require "perigee.core"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
-
-local commands = {
-  { "train", "train a recipe" },
-  { "resume", "continue a run directory" },
-  { "fork", "start a new run from a checkpoint" },
-  { "eval", "validation loss and Hilbert RMS of checkpoints" },
-  { "generate", "write text with a trained model" },
-  { "data", "prepare or check training data" },
-  { "repl", "a Lua prompt on runs and checkpoints" },
-  { "attach", "the same prompt inside a run that is training" },
-  { "run", "run a Lua script with the module at hand" },
-  { "bench", "how fast this machine trains" },
-  { "doctor", "what this machine and this build can do" },
-}
 
 local function overview()
   local lines = { "perigee " .. core.version .. ": a trainer for language models, driven from Lua",
@@ -53,11 +41,11 @@ local function main(words)
     io.stdout:write(overview())
     return 0
   elseif name == "help" then
-    return find(words[2])({ "--help", table.unpack(words, 3) })
+    return cli.run(find(words[2]), { words[3] or "--help", "--help" })
   elseif name:sub(1, 1) == "-" then
     errors.usage("unknown option %s (known: --help, --version)", name)
   end
-  return find(name)({ table.unpack(words, 2) })
+  return cli.run(find(name), { table.unpack(words, 2) })
 end
 
 -- The words are those after the program's name.

@@ -1,5 +1,4 @@
 -- perigee attach DIR
-local cli = require "perigee.cli"
 local console = require "perigee.repl.console"
 local core = require "perigee.core"
 
@@ -13,20 +12,13 @@ local command = {
   positional = { 1, 1 },
   options = {
     { name = "e", value = "CODE", many = true,
-      help = "run this and leave: exit code 0, or 1 after an error; -e CODE too" },
+      help = "run this and leave: exit code 0, or 1 after an error" },
     { name = "json", help = "each result as one JSON line; what the code prints goes to standard "
       .. "error" },
   },
 }
 
-return function(words)
-  local all = {}
-  for i, word in ipairs(words) do all[i] = word == "-e" and "--e" or word end
-  local options, positional = cli.parse(command, all)
-  if options.help then
-    io.stdout:write(cli.help(command))
-    return 0
-  end
+function command.run(options, positional)
   local remote = require "perigee.repl.remote"
   core.signals.install()
   local host = remote.attach(positional[1], { json = options.json })
@@ -35,3 +27,5 @@ return function(words)
   if host.over and not options.e then io.stdout:write(host.over, "\n") end
   return code
 end
+
+return command

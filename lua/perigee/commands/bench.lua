@@ -144,12 +144,7 @@ local function measure_kernels(context, case, peak_of_machine)
   return kernels.measure(ctx, case, peak_of_machine)
 end
 
-return function(words)
-  local options = cli.parse(command, words)
-  if options.help then
-    io.stdout:write(cli.help(command))
-    return 0
-  end
+function command.run(options)
   local device, index = check.device(nil, "device", options.device or "auto")
   local function context() -- a new one for each part: it counts its own memory only
     return errors.try(core.context { device = device, device_index = index,
@@ -192,3 +187,5 @@ return function(words)
   end
   return 0
 end
+
+return command

@@ -1,5 +1,4 @@
 -- perigee data prepare|check
-local cli = require "perigee.cli"
 local check = require "perigee.check"
 local console = require "perigee.console"
 local core = require "perigee.core"
@@ -13,8 +12,8 @@ local prepare = {
     .. "--tokenizer a byte-level BPE vocabulary is trained on the text. Every file is a document.",
   positional = { 0, 0 },
   options = {
-    { name = "text", value = "FILE", many = true, help = "text files (repeatable, or several "
-      .. "after one --text)" },
+    { name = "text", value = "FILE", many = true, spread = true,
+      help = "text files (repeatable, or several after one --text)" },
     { name = "out", value = "DIR", help = "folder for the shards" },
     { name = "tokenizer", value = "FILE", help = "an existing tokenizer: tokenizer.json, or a "
       .. "folder with vocab.json and merges.txt, or encoder.json and vocab.bpe" },
@@ -46,12 +45,7 @@ local inspect = {
   },
 }
 
-local function run_prepare(words)
-  local options = cli.parse(prepare, cli.spread(words, "--text"))
-  if options.help then
-    io.stdout:write(cli.help(prepare))
-    return 0
-  end
+function prepare.run(options)
   if not options.text then errors.usage("data prepare: expected --text FILE…") end
   if not options.out then errors.usage("data prepare: expected --out DIR") end
   if options.tokenizer and options.vocab_size then
@@ -107,12 +101,7 @@ local function updates_per_epoch(shards, time, batch)
   return updates
 end
 
-local function run_check(words)
-  local options, positional = cli.parse(inspect, words)
-  if options.help then
-    io.stdout:write(cli.help(inspect))
-    return 0
-  end
+function inspect.run(options, positional)
   local source = data.shards { path = positional[1], train = options.train, val = options.val }
   source.where = nil
   source:require_folder()
@@ -150,14 +139,4 @@ local function run_check(words)
   return 0
 end
 
-return function(words)
-  local which = words[1]
-  local rest = { table.unpack(words, 2) }
-  if which == "prepare" then return run_prepare(rest) end
-  if which == "check" then return run_check(rest) end
-  if which == "--help" or which == "-h" then
-    io.stdout:write(cli.help(prepare), "\n", cli.help(inspect))
-    return 0
-  end
-  errors.usage("usage: perigee data prepare|check … (perigee data --help)")
-end
+return { name = "data", commands = { prepare, inspect } }

@@ -1,5 +1,4 @@
 -- perigee doctor
-local cli = require "perigee.cli"
 local core = require "perigee.core"
 local errors = require "perigee.errors"
 local open = require "perigee.open"
@@ -50,12 +49,7 @@ local function ranks_line(kind)
     or ("no %s: %s"):format(purposes[kind], remedies[kind])
 end
 
-return function(words)
-  local options = cli.parse(command, words)
-  if options.help then
-    io.stdout:write(cli.help(command))
-    return 0
-  end
+function command.run()
   local host = core.host()
   local ctx <close> = errors.try(core.context {})
   local advice = {}
@@ -111,3 +105,5 @@ return function(words)
   end
   return 0
 end
+
+return command

@@ -115,12 +115,7 @@ local function prepare(ctx, paths, options)
   }
 end
 
-return function(words)
-  local options, positional = cli.parse(command, words)
-  if options.help then
-    io.stdout:write(cli.help(command))
-    return 0
-  end
+function command.run(options, positional)
   local device, index = check.device(nil, "--device", options.device or "auto")
   local ctx <close> = errors.try(core.context { device = device, device_index = index,
     threads = options.threads })
@@ -149,3 +144,5 @@ return function(words)
   end
   return 0
 end
+
+return command

@@ -45,12 +45,7 @@ local function slots_policy(list)
   return slots
 end
 
-return function(words)
-  local options, positional = cli.parse(command, words)
-  if options.help then
-    io.stdout:write(cli.help(command))
-    return 0
-  end
+function command.run(options, positional)
   options.set = cli.settings(options.set)
   options.signals = true
   options.attach, options.no_attach = not options.no_attach, nil
@@ -59,3 +54,5 @@ return function(words)
   options.data, options.slots = nil, nil
   return loop(session.new(positional[2], options))
 end
+
+return command

@@ -25,12 +25,7 @@ local command = {
   },
 }
 
-return function(words)
-  local options, positional = cli.parse(command, words)
-  if options.help then
-    io.stdout:write(cli.help(command))
-    return 0
-  end
+function command.run(options, positional)
   local device, device_index = check.device(nil, "--device", options.device or "auto")
   local ctx <close> = errors.try(core.context { device = device, device_index = device_index,
     threads = options.threads })
@@ -66,3 +61,5 @@ return function(words)
   io.stdout:write("\n")
   return 0
 end
+
+return command

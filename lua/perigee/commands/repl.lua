@@ -13,7 +13,7 @@ local command = {
   positional = { 0, math.huge },
   options = {
     { name = "e", value = "CODE", many = true,
-      help = "run this and leave: exit code 0, or 1 after an error; -e CODE too" },
+      help = "run this and leave: exit code 0, or 1 after an error" },
     { name = "json", help = "each result as one JSON line; what the code prints goes to standard "
       .. "error" },
     { name = "head", value = "FILE", many = true, help = "a head without its model, as `head`: a "
@@ -25,14 +25,7 @@ local command = {
   },
 }
 
-return function(words)
-  local all = {}
-  for i, word in ipairs(words) do all[i] = word == "-e" and "--e" or word end
-  local options, positional = cli.parse(command, all)
-  if options.help then
-    io.stdout:write(cli.help(command))
-    return 0
-  end
+function command.run(options, positional)
   if core.launch().world > 1 then
     errors.usage("repl: one process is expected, this is one of %d ranks", core.launch().world)
   end
@@ -61,3 +54,5 @@ return function(words)
   end
   return console.talk(host, { code = options.e, json = options.json })
 end
+
+return command

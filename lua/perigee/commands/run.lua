@@ -1,5 +1,4 @@
 -- perigee run SCRIPT.lua [arguments]
-local cli = require "perigee.cli"
 local errors = require "perigee.errors"
 local check = require "perigee.check"
 
@@ -9,12 +8,7 @@ local command = {
   positional = { 1, math.huge }, rest = true, options = {},
 }
 
-return function(words)
-  local options, positional = cli.parse(command, words)
-  if options.help then
-    io.stdout:write(cli.help(command))
-    return 0
-  end
+function command.run(_, positional)
   local path = positional[1]
   local file, message = io.open(path, "rb")
   if not file then
@@ -31,3 +25,5 @@ return function(words)
   local result = chunk(table.unpack(positional, 2))
   return math.type(result) == "integer" and result or 0
 end
+
+return command

@@ -16,12 +16,7 @@ local command = {
   },
 }
 
-return function(words)
-  local options, positional = cli.parse(command, words)
-  if options.help then
-    io.stdout:write(cli.help(command))
-    return 0
-  end
+function command.run(options, positional)
   options.set = cli.settings(options.set)
   options.signals = true
   options.attach, options.no_attach = not options.no_attach, nil
@@ -31,3 +26,5 @@ return function(words)
   end
   return loop(session.new(positional[1], options))
 end
+
+return command

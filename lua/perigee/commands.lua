@@ -1,0 +1,15 @@
+-- The program's commands: a name, for which perigee.commands.NAME describes the command (see
+-- perigee.cli), and what it does.
+return {
+  { "train", "train a recipe" },
+  { "resume", "continue a run directory" },
+  { "fork", "start a new run from a checkpoint" },
+  { "eval", "validation loss and Hilbert RMS of checkpoints" },
+  { "generate", "write text with a trained model" },
+  { "data", "prepare or check training data" },
+  { "repl", "a Lua prompt on runs and checkpoints" },
+  { "attach", "the same prompt inside a run that is training" },
+  { "run", "run a Lua script with the module at hand" },
+  { "bench", "how fast this machine trains" },
+  { "doctor", "what this machine and this build can do" },
+}
