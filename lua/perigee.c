@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -123,12 +124,23 @@ static void spin_briefly(char **argv) {
   if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv);
 }
 
+/* A run of a sweep ends with a checkpoint when the sweep is killed (PERIGEE_PARENT is its process):
+ * nobody else would know of it. */
+static void follow_parent(void) {
+  const char *parent = getenv("PERIGEE_PARENT");
+  if (!parent) return;
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != (pid_t)atoll(parent)) raise(SIGTERM); /* it was faster */
+  unsetenv("PERIGEE_PARENT");                            /* of this process alone */
+}
+
 int main(int argc, char **argv) {
   if (argc == 2 && strcmp(argv[1], "--version") == 0) {
     puts("perigee " PG_VERSION);
     return fflush(stdout) == 0 ? EXIT_DONE : EXIT_ERROR;
   }
   spin_briefly(argv);
+  follow_parent();
   /* A reader of our output that goes away must not end a training run; writes fail instead. */
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of the write, as a full disk is */

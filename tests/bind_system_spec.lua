@@ -160,6 +160,57 @@ describe("random numbers", function()
   end)
 end)
 
+describe("processes", function()
+  local folder
+  local function ended(process)
+    for _ = 1, 200 do
+      local code, signal = process:poll()
+      if code then return code, signal end
+      core.sleep(0.05)
+    end
+    error "the process does not end"
+  end
+  local function shell(command, env)
+    return core.spawn { args = { "/bin/sh", "-c", command }, env = env or core.environment(),
+      output = folder }
+  end
+  setup(function() folder = os.tmpname() end)
+  teardown(function() os.remove(folder) end)
+
+  it("end with a code or a signal, and write where they are told", function()
+    local process <close> = assert(shell("echo $A; echo no >&2; cat; exit 3", { "A=is here" }))
+    assert.are.same({ 3, 0 }, { ended(process) })
+    assert.are.same({ 3, 0 }, { process:poll() }) -- again
+    process:kill "SIGTERM" -- nothing
+    assert.are.equal("is here\nno\n", core.fs.read(folder))
+    local sleeper <close> = assert(shell "exec sleep 100")
+    assert.is_nil(sleeper:poll())
+    assert.are.equal("number", type(sleeper:pid()))
+    sleeper:kill "SIGTERM"
+    assert.are.same({ 0, 15 }, { ended(sleeper) })
+  end)
+  it("outlive their object", function()
+    local process = assert(shell "sleep 0.2; echo late")
+    process:close()
+    process:close()
+    assert.error_matches(function() process:poll() end, "closed")
+    core.sleep(0.6)
+    assert.is_truthy(core.fs.read(folder):find "late")
+  end)
+  it("are refused with a reason", function()
+    failure("ENOENT", core.spawn { args = { "/no/such" }, env = {}, output = folder })
+    failure("ENOENT", core.spawn { args = { "/bin/true" }, env = {}, output = "/no/such/file" })
+    assert.error_matches(function() core.spawn {} end, "args")
+    assert.error_matches(function() core.spawn { args = {}, env = {}, output = folder } end,
+      "at least a program")
+    assert.error_matches(function() core.spawn { args = { 1 }, env = {}, output = folder } end,
+      "a string expected")
+    local process <close> = assert(shell "true")
+    assert.error_matches(function() process:kill "SIGUSR1" end, "SIGTERM or SIGKILL")
+    ended(process)
+  end)
+end)
+
 describe("schedules", function()
   it("warm up and decay as SPEC says", function()
     assert.are.equal(28, core.schedule_warmup(0.29, 100))

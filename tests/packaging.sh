@@ -40,7 +40,7 @@ mount -t proc proc "$root/proc"
 inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
   DEBIAN_FRONTEND=noninteractive "$@"; }
 cp "$package" "$root/root/perigee.deb"
-listing() { (cd "$root" && find . -xdev -path ./proc -prune -o -path ./var -prune -o -print | sort); }
+listing() { (cd "$root" && find . -xdev -path ./proc -prune -o -path ./var -prune -o -path ./tmp -prune -o -print | sort); }
 inside apt-get update -qq >/dev/null
 # Its dependencies first, so that what it leaves behind is its own.
 inside sh -c 'apt-get install -y -qq --no-install-recommends $(dpkg-deb -f /root/perigee.deb Depends |

@@ -284,6 +284,7 @@ void pgl_open_socket(lua_State *L);
 void pgl_open_line(lua_State *L);
 void pgl_open_bench(lua_State *L);
 void pgl_open_system(lua_State *L);
+void pgl_open_process(lua_State *L);
 /* A context is about to be freed: signals must not cancel it any more. */
 void pgl_signals_forget(pg_context *ctx);
 bool pgl_signals_pending(void);

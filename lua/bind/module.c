@@ -9,7 +9,7 @@ int luaopen_perigee_core(lua_State *L) {
       pgl_open_json,        pgl_open_metrics,   pgl_open_files,      pgl_open_signals,
       pgl_open_system,      pgl_open_guard,     pgl_open_socket,     pgl_open_line,
       pgl_open_trial,       pgl_open_bench,     pgl_open_estimate,   pgl_open_oracle,
-      pgl_open_first_order, pgl_open_logits};
+      pgl_open_first_order, pgl_open_logits,    pgl_open_process};
   luaL_checkversion(L);
   lua_newtable(L);
   pgl_set_string(L, "version", PG_VERSION);

@@ -4,6 +4,7 @@ return {
   { "train", "train a recipe" },
   { "resume", "continue a run directory" },
   { "fork", "start a new run from a checkpoint" },
+  { "sweep", "train a recipe at every point of a grid" },
   { "eval", "validation loss and Hilbert RMS of checkpoints" },
   { "generate", "write text with a trained model" },
   { "data", "prepare or check training data" },

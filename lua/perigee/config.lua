@@ -108,6 +108,7 @@ function config.build(run)
     { "seed", directory.object { { "init", spec.seed.init }, { "data", spec.seed.data } } },
     { "model", model_object(run.model_config, spec) },
     { "parameters", run.model_config.weights },
+    { "initial_weights", run.initial_weights },
     { "data", directory.object {
       { "path", directory.public_path(spec.data.path) },
       { "digest", run.data_digest },

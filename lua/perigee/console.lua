@@ -25,6 +25,20 @@ function console.grouped(n)
   return text
 end
 
+-- Lines of cells, columns aligned.
+function console.columns(rows)
+  local widths, lines = {}, {}
+  for _, row in ipairs(rows) do
+    for i, cell in ipairs(row) do widths[i] = math.max(widths[i] or 0, #cell) end
+  end
+  for n, row in ipairs(rows) do
+    local cells = {}
+    for i, cell in ipairs(row) do cells[i] = cell .. (" "):rep(widths[i] - #cell) end
+    lines[n] = (table.concat(cells, "  "):gsub("%s+$", ""))
+  end
+  return lines
+end
+
 -- options: quiet, last (update), tokens_per_update, terminal = { tty, columns } (default: ask)
 function console.new(options)
   local terminal = options.terminal or core.terminal()

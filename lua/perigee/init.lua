@@ -18,6 +18,8 @@ local recipe = require "perigee.recipe"
 local schedule = require "perigee.schedule"
 local session = require "perigee.session"
 local shadow = require "perigee.shadow"
+local grid = require "perigee.sweep.grid"
+local sweep = require "perigee.sweep"
 local tensors = require "perigee.tensors"
 
 local pg = {
@@ -41,6 +43,9 @@ local pg = {
   ema = ema.new,
   shadow = shadow.new,
   random = random.public,
+  sweep = sweep.public,
+  uniform = grid.uniform,
+  loguniform = grid.loguniform,
 }
 for name, f in pairs(tensors.public) do pg[name] = f end
 

@@ -357,10 +357,11 @@ function open.prepare(run, rec, options)
   run.random = random.pair(spec.seed.init)
 end
 
--- Before the first update of a session: all ranks have the same weights.
+-- Before the first update of a session: all ranks have the same weights. Their SHA-256.
 function open.compare_weights(run)
-  if run.world == 1 then return end
-  compare_ranks(run, "the weights", ("weights %s"):format(errors.try(run.model:sha256())))
+  local sha256 = errors.try(run.model:sha256())
+  compare_ranks(run, "the weights", "weights " .. sha256)
+  return sha256
 end
 
 -- Without memory: whether the data serves such a run.

@@ -17,7 +17,7 @@ Recipe.__index = Recipe
 
 local known = { "name", "seed", "model", "data", "batch", "updates", "tokens_per_parameter",
   "max_updates", "schedule", "clip", "log", "optimizers", "hooks", "compute", "device", "threads",
-  "recompute", "increments", "fork", "shard_optimizer", "rank_timeout" }
+  "recompute", "increments", "fork", "shard_optimizer", "rank_timeout", "sweep" }
 local model_keys = { "preset", "layers", "width", "heads", "head_dim", "mlp", "vocab", "context",
   "norm_eps", "rope_base", "init_std", "logit_scale", "init", "head" }
 local head_keys = { "rank", "extra", "backward_rank", "backward_seed", "residual" }
@@ -124,6 +124,9 @@ end
 -- What the backward pass computes again instead of reading what the forward pass kept.
 recipe.recompute = { "none", "block" }
 
+-- What `perigee sweep` does without a grid on its command line.
+recipe.sweep_keys = { "grid", "runs", "filter", "samples", "sample_seed", "tuning", "halving" }
+
 local slot_policies = { "keep", "reset" }
 
 function recipe.checked_fork(where, fork)
@@ -219,6 +222,11 @@ local function normalise(raw, where)
     spec.rank_timeout = check.number(where, "rank_timeout", raw.rank_timeout,
       { min = 0, open_min = true })
   end
+  if raw.sweep ~= nil then
+    check.table(where, "sweep", raw.sweep, "{ grid = { … } }")
+    keys.check(raw.sweep, recipe.sweep_keys, "sweep", where)
+  end
+  spec.sweep = raw.sweep -- read by perigee sweep, see perigee.sweep
   return spec
 end
 

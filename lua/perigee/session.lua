@@ -132,7 +132,7 @@ function session.new(from, options)
     open.prepare(run, rec, options)
     local fork = options.fork or run.spec.fork
     if fork then run.fork_record = load_fork(run, fork) end
-    open.compare_weights(run)
+    run.initial_weights = open.compare_weights(run)
     open.prepare_hooks(run)
     attach_console(run)
     run.out = run:from_first(function() return directory.reserve(options.out, run.spec.name) end)
@@ -326,7 +326,7 @@ function session.resume(path, options)
     local found, update = find_checkpoint(run, path)
     local host = found and checkpoints.host_state(found)
     continue_from(run, found, host, options)
-    open.compare_weights(run)
+    if run.world > 1 then open.compare_weights(run) end
     open.prepare_hooks(run)
     attach_console(run)
     if run.rank == 0 then note_invalid(run) end
@@ -340,6 +340,7 @@ function session.resume(path, options)
     end
     profile.prepare(run)
     if changed then
+      run.initial_weights = data.read_json(path .. "/config.json").initial_weights
       -- The earlier source stays beside the new one.
       errors.try(core.fs.rename(path .. "/recipe.lua",
         ("%s/recipe.session-%d.lua"):format(path, run.session - 1)))

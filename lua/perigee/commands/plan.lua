@@ -1,25 +1,12 @@
 -- perigee train --dry-run: who would compute what, in how much memory, without taking any.
 local core = require "perigee.core"
 local config = require "perigee.config"
+local console = require "perigee.console"
 local errors = require "perigee.errors"
 local memory = require "perigee.memory"
 local session = require "perigee.session"
 
 local mib = 2.0 ^ 20
-
--- Lines of cells, columns aligned.
-local function aligned(rows)
-  local widths, lines = {}, {}
-  for _, row in ipairs(rows) do
-    for i, cell in ipairs(row) do widths[i] = math.max(widths[i] or 0, #cell) end
-  end
-  for n, row in ipairs(rows) do
-    local cells = {}
-    for i, cell in ipairs(row) do cells[i] = cell .. (" "):rep(widths[i] - #cell) end
-    lines[n] = (table.concat(cells, "  "):gsub("%s+$", ""))
-  end
-  return lines
-end
 
 -- Two rows of cells: who it is, and its memory.
 local function describe_rank(run)
@@ -51,7 +38,7 @@ local function print_plan(run, ranks)
   local batch = run.spec.batch
   local sharded = run.world > 1 and run.spec.shard_optimizer
   print(config.header(run))
-  for _, line in ipairs(aligned(places)) do print(line) end
+  for _, line in ipairs(console.columns(places)) do print(line) end
   print(("%d rank%s%s: %d sequences each per update, in %d micro-batch%s of %d; gradients summed "
     .. "in fp32%s"):format(run.world, run.world == 1 and "" or "s",
     run.launch.by ~= "" and (" (%s, %s)"):format(run.launch.by, run.comm:name()) or "",
@@ -60,7 +47,7 @@ local function print_plan(run, ranks)
     run.world == 1 and "" or sharded and "; optimizer work and slots split over the ranks"
     or "; every rank updates everything"))
   print "\nmemory at the peak, MiB:"
-  for _, line in ipairs(aligned(needs)) do print(line) end
+  for _, line in ipairs(console.columns(needs)) do print(line) end
   if run.planned_for then
     print(("planned without the device: its own workspace is not counted (%s)"):format(
       run.planned_for.message))

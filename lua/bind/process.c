@@ -1,0 +1,174 @@
+/* core.spawn: another program, through libuv. A process of its own session, so that Ctrl-C at the
+ * terminal reaches the one that started it and nobody else. Closing the object leaves the process
+ * alone. */
+#include "bind.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+#include <uv.h>
+
+#define PGL_PROCESS "perigee.process"
+enum { MOST_ARGUMENTS = 512 };
+
+typedef struct child {
+  uv_loop_t loop;
+  uv_process_t process;
+  bool looping, spawned, exited;
+  int64_t status;
+  int signal;
+} child;
+
+static void has_ended(uv_process_t *process, int64_t status, int signal) {
+  child *c = process->data;
+  c->exited = true;
+  c->status = status;
+  c->signal = signal;
+}
+
+static child *check_child(lua_State *L) {
+  child *c = luaL_checkudata(L, 1, PGL_PROCESS);
+  if (!c->spawned) luaL_error(L, "this process is closed");
+  return c;
+}
+
+static int child_close(lua_State *L) {
+  child *c = luaL_checkudata(L, 1, PGL_PROCESS);
+  if (c->looping) {
+    if (!uv_is_closing((uv_handle_t *)&c->process) && c->process.type == UV_PROCESS)
+      uv_close((uv_handle_t *)&c->process, NULL);
+    uv_run(&c->loop, UV_RUN_DEFAULT);
+    uv_loop_close(&c->loop);
+  }
+  c->looping = c->spawned = false;
+  return 0;
+}
+
+/* The strings of the list at `index` into list[], NULL at the end. They live as long as the table.
+ */
+static void read_list(lua_State *L, int index, const char *what, const char **list) {
+  const lua_Integer n = luaL_len(L, index);
+  if (n >= MOST_ARGUMENTS) luaL_error(L, "%s: at most %d expected", what, MOST_ARGUMENTS - 1);
+  for (lua_Integer i = 1; i <= n; i++) {
+    lua_rawgeti(L, index, i);
+    if (lua_type(L, -1) != LUA_TSTRING)
+      luaL_error(L, "%s[%d]: a string expected, got %s", what, (int)i, pgl_describe(L, -1));
+    list[i - 1] = lua_tostring(L, -1);
+    lua_pop(L, 1);
+  }
+  list[n] = NULL;
+}
+
+/* spawn { args = { program, … }, env = { "NAME=value", … }, output = file } -> process. `env` is
+ * all of the environment; output and errors are appended to the file, the input is empty. */
+static int process_spawn(lua_State *L) {
+  static const char *const keys[] = {"args", "env", "output", NULL};
+  const char *args[MOST_ARGUMENTS], *env[MOST_ARGUMENTS], *output = NULL;
+  lua_settop(L, 1);
+  pgl_table(L, 1, "spawn", keys);
+  pgl_need(L, pgl_raw(L, 1, "args"), "spawn", "args");
+  luaL_checktype(L, 2, LUA_TTABLE);
+  read_list(L, 2, "spawn.args", args);
+  if (!args[0]) return luaL_error(L, "spawn.args: at least a program expected");
+  pgl_need(L, pgl_raw(L, 1, "env"), "spawn", "env");
+  luaL_checktype(L, 3, LUA_TTABLE);
+  read_list(L, 3, "spawn.env", env);
+  pgl_need(L, pgl_get_string(L, 1, "spawn", "output", &output), "spawn", "output");
+
+  child *c = lua_newuserdatauv(L, sizeof *c, 0);
+  memset(c, 0, sizeof *c);
+  luaL_setmetatable(L, PGL_PROCESS);
+  int failed = uv_loop_init(&c->loop);
+  if (failed) return pgl_fail_errno(L, -failed, "start", args[0]);
+  c->looping = true;
+  const int in = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const int out = open(output, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  const int error = errno;
+  if (in < 0 || out < 0) {
+    if (in >= 0) close(in);
+    if (out >= 0) close(out);
+    return pgl_fail_errno(L, error, "write", output);
+  }
+  uv_stdio_container_t stdio[3] = {{.flags = UV_INHERIT_FD, .data.fd = in},
+                                   {.flags = UV_INHERIT_FD, .data.fd = out},
+                                   {.flags = UV_INHERIT_FD, .data.fd = out}};
+  c->process.data = c;
+  failed = uv_spawn(&c->loop, &c->process,
+                    &(uv_process_options_t){.exit_cb = has_ended,
+                                            .file = args[0],
+                                            .args = (char **)args,
+                                            .env = (char **)env,
+                                            .flags = UV_PROCESS_DETACHED,
+                                            .stdio_count = 3,
+                                            .stdio = stdio});
+  close(in);
+  close(out);
+  if (failed) return pgl_fail_errno(L, -failed, "start", args[0]);
+  c->spawned = true;
+  return 1;
+}
+
+/* process:poll() -> nil while it runs, else its exit code, and the number of the signal that ended
+ * it (0: none) */
+static int child_poll(lua_State *L) {
+  child *c = check_child(L);
+  if (!c->exited) uv_run(&c->loop, UV_RUN_NOWAIT);
+  if (!c->exited) return 0;
+  lua_pushinteger(L, c->status);
+  lua_pushinteger(L, c->signal);
+  return 2;
+}
+
+static int child_pid(lua_State *L) {
+  lua_pushinteger(L, uv_process_get_pid(&check_child(L)->process));
+  return 1;
+}
+
+/* process:kill("SIGTERM" | "SIGKILL"): nothing when it has ended. */
+static int child_kill(lua_State *L) {
+  child *c = check_child(L);
+  const char *name = pgl_string(L, 2, "signal");
+  const bool term = strcmp(name, "SIGTERM") == 0;
+  if (!term && strcmp(name, "SIGKILL") != 0)
+    return luaL_error(L, "kill: SIGTERM or SIGKILL expected, got %s", pgl_describe(L, 2));
+  if (!c->exited) uv_process_kill(&c->process, term ? SIGTERM : SIGKILL);
+  return 0;
+}
+
+/* environment() -> list of "NAME=value" */
+static int process_environment(lua_State *L) {
+  lua_newtable(L);
+  for (int i = 0; environ[i]; i++) {
+    lua_pushstring(L, environ[i]);
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 1;
+}
+
+/* program() -> the file of this process */
+static int process_program(lua_State *L) {
+  char path[4096];
+  size_t size = sizeof path;
+  const int failed = uv_exepath(path, &size);
+  if (failed) return pgl_fail_errno(L, -failed, "find", "this program");
+  lua_pushlstring(L, path, size);
+  return 1;
+}
+
+static const luaL_Reg functions[] = {{"spawn", process_spawn},
+                                     {"environment", process_environment},
+                                     {"program", process_program},
+                                     {NULL, NULL}};
+static const luaL_Reg methods[] = {
+    {"poll", child_poll},  {"pid", child_pid},       {"kill", child_kill}, {"close", child_close},
+    {"__gc", child_close}, {"__close", child_close}, {NULL, NULL}};
+
+void pgl_open_process(lua_State *L) {
+  luaL_setfuncs(L, functions, 0);
+  luaL_newmetatable(L, PGL_PROCESS);
+  luaL_setfuncs(L, methods, 0);
+  lua_pushvalue(L, -1);
+  lua_setfield(L, -2, "__index");
+  lua_pop(L, 1);
+}

@@ -1,0 +1,325 @@
+-- pg.sweep and `perigee sweep`: many runs of one recipe, each a process of its own in a directory
+-- of its own, restartable. What is finished stays; the same command goes on with the rest.
+local core = require "perigee.core"
+local check = require "perigee.check"
+local data = require "perigee.data"
+local directory = require "perigee.directory"
+local errors = require "perigee.errors"
+local grid = require "perigee.sweep.grid"
+local keys = require "perigee.keys"
+local launch = require "perigee.sweep.launch"
+local look = require "perigee.sweep.look"
+local open = require "perigee.open"
+local pairing = require "perigee.sweep.pairing"
+local plan = require "perigee.sweep.plan"
+local progress = require "perigee.sweep.progress"
+local recipe = require "perigee.recipe"
+local stages = require "perigee.sweep.stages"
+
+local sweep = {}
+
+local call_keys = { "recipe", "set", "out", "jobs", "threads", "device", "compute", "gpus_per_run",
+  "quiet", "order", "signals", table.unpack(recipe.sweep_keys) }
+
+-- ---- specification ------------------------------------------------------------------------------
+-- Check and complete `options`: what the recipe's own `sweep` says stands where they say nothing.
+local function specify(options)
+  check.table(nil, "pg.sweep", options)
+  keys.check(options, call_keys, "pg.sweep")
+  local spec = {}
+  for key, value in pairs(options) do spec[key] = value end
+  check.string(nil, "sweep.recipe", spec.recipe)
+  if spec.set ~= nil then check.table(nil, "sweep.set", spec.set) end
+  for _, name in ipairs { "jobs", "threads", "gpus_per_run", "samples" } do
+    if spec[name] ~= nil then check.integer(nil, "sweep." .. name, spec[name], 1) end
+  end
+  for _, name in ipairs { "grid", "runs" } do
+    if spec[name] ~= nil then check.table(nil, "sweep." .. name, spec[name]) end
+  end
+  if spec.filter ~= nil and type(spec.filter) ~= "function" then
+    check.fail(nil, "sweep.filter", spec.filter, "a function of a point")
+  end
+  local first = open.read(spec.recipe, spec.set):spec()
+  if not spec.grid and not spec.runs then
+    for _, key in ipairs(recipe.sweep_keys) do
+      if spec[key] == nil then spec[key] = (first.sweep or {})[key] end
+    end
+    if not spec.grid and not spec.runs then
+      errors.usage("sweep: expected --grid name=value,value,… (or a recipe with its own sweep = "
+        .. "{ grid = … })")
+    end
+  end
+  stages.check(spec)
+  spec.name = first.name
+  spec.out = spec.out or ("runs/%s-sweep"):format(first.name)
+  spec.out = #spec.out > 1 and spec.out:gsub("/+$", "") or spec.out
+  return spec
+end
+
+-- ---- what is there already ----------------------------------------------------------------------
+local function show_difference(before, after)
+  local pipe = io.popen(("diff -u -- '%s' '%s'"):format(before:gsub("'", "'\\''"),
+    after:gsub("'", "'\\''")))
+  local text = pipe and pipe:read "a" or ""
+  if pipe then pipe:close() end
+  return text
+end
+
+-- Set run.state from its directory; refuse what is not the run of this sweep.
+local function take_stock(run, source)
+  local state = look.at(run.dir)
+  if state.status == "damaged" then
+    errors.world(("EFORMAT: %s: expected a run directory of this sweep; move it away and the run "
+      .. "starts over"):format(state.reason), "EFORMAT")
+  end
+  if state.identity and state.identity ~= run.plan.identity then
+    local difference = show_difference(run.dir .. "/recipe.lua", source)
+    if difference == "" then
+      difference = ("before: %s\nnow:    %s\n"):format(state.identity, run.plan.identity)
+    end
+    errors.world(("ESTATE: %s was begun with another recipe: finish it with that one, or give the "
+      .. "sweep another --out\n%s"):format(run.dir, difference:gsub("\n$", "")), "ESTATE")
+  end
+  -- Became non-finite: it would again. Other failures are the machine's, or repaired by now.
+  run.tried = state.status == "failed" and tostring(state.reason):find "finite" ~= nil
+  if state.status == "waiting" and (state.empty or state.begun) then core.fs.remove(run.dir) end
+  run.state = state
+end
+
+local function runs_object(runs, before)
+  local list, mine = {}, {}
+  for _, run in ipairs(runs) do
+    mine[run.name] = true
+    list[#list + 1] = directory.object { { "name", run.name }, { "dir", run.name },
+      { "params", run.point }, { "stage", run.stage }, { "status", run.state.status },
+      { "reason", run.state.reason }, { "update", run.state.update },
+      { "updates", run.plan.last } }
+  end
+  for _, old in ipairs(before or {}) do -- of another grid in the same folder
+    if not mine[old.name] then list[#list + 1] = old end
+  end
+  return core.json.array(list)
+end
+
+local function write_record(self)
+  local params = {}
+  for _, run in ipairs(self.runs) do
+    for name in pairs(run.point) do params[name] = true end
+  end
+  directory.write_json(self.out .. "/sweep.json", directory.object {
+    { "format", 1 }, { "name", self.name }, { "recipe", self.recipe:match "[^/]+$" },
+    { "recipe_sha256", self.runs[1].plan.reading.sha256 },
+    { "studied", core.json.array(grid.sorted(params)) },
+    { "set", self.set and next(self.set) and self.set or nil },
+    { "runs", runs_object(self.runs, self.before) },
+    { "pairing", self.pairing and pairing.object(self.pairing) or nil },
+    { "tuning", self.tuned },
+  })
+end
+
+-- ---- the loop -----------------------------------------------------------------------------------
+local function slots_of(spec)
+  local cores, gpus = core.host().cores, nil
+  if spec.device and spec.device:match "^cuda" or spec.gpus_per_run then
+    gpus = {}
+    local visible = os.getenv "CUDA_VISIBLE_DEVICES"
+    if visible then
+      for name in visible:gmatch "[^,]+" do gpus[#gpus + 1] = name end
+    else
+      for index = 0, 63 do
+        local ctx = core.context { device = "cuda", device_index = index }
+        if not ctx then break end
+        ctx:close()
+        gpus[#gpus + 1] = index
+      end
+    end
+    local per_run = spec.gpus_per_run or 1
+    if #gpus < per_run then
+      errors.world(("EDEVICE: %d GPUs for a run: this machine shows %d"):format(per_run, #gpus),
+        "EDEVICE")
+    end
+  end
+  local per_run = spec.gpus_per_run or 1
+  local jobs = spec.jobs or gpus and #gpus // per_run or 1
+  if gpus and jobs * per_run > #gpus then
+    errors.usage("--jobs %d of %d GPUs each are more than the %d of this machine", jobs, per_run,
+      #gpus)
+  end
+  local slots = {}
+  for number = 1, jobs do
+    slots[number] = { number = number, threads = spec.threads or math.max(1, cores // jobs),
+      gpus = gpus and table.move(gpus, (number - 1) * per_run + 1, number * per_run, 1, {}) }
+  end
+  return slots
+end
+
+-- The last line of what a run printed, for a failure that it left no summary of.
+local function last_words(log)
+  local text = core.fs.read(log) or ""
+  local line = text:match "([^\n]+)\n*$"
+  return line and line:gsub("^perigee: ", "") or "it printed nothing"
+end
+
+local function conclude(self, job, code, signal)
+  local run = job.run
+  local state = look.at(run.dir)
+  if signal ~= 0 then
+    state.status, state.reason = "failed", ("ended by signal %d%s"):format(signal,
+      signal == 9 and ", as when memory runs out" or "")
+  elseif code == 75 then
+    state.status = "stopped"
+  elseif code ~= 0 then
+    state.status, state.reason = "failed", last_words(self.logs .. "/" .. run.name .. ".log")
+  elseif run.until_update and state.update and state.update < run.plan.last then
+    state.status = "paused"
+  end
+  run.state, run.job, run.tail = state, nil, nil
+  run.tried = true
+  self.progress:ended(run)
+  write_record(self)
+end
+
+-- Whether a run has something left to do in this stage.
+local function pending(run)
+  if run.job or run.tried then return false end
+  local status = run.state.status
+  if status == "finished" then return false end
+  return not (run.until_update and (run.state.update or 0) >= run.until_update
+    and status == "paused")
+end
+
+local function begin(self, run, slot)
+  run.resumes = run.state.status ~= "waiting"
+  run.tail = look.tail(run.dir)
+  run.started = core.clock()
+  run.job = launch.start(run, slot, self.logs .. "/" .. run.name .. ".log",
+    { recipe = self.recipe, threads = slot.threads, device = self.device, compute = self.compute })
+  run.state = { status = "running", update = run.state.update, loss = run.state.loss }
+  self.progress:began(run)
+end
+
+-- Run what is pending of `runs`, until nothing is, or a signal has stopped all. false then.
+local function work(self, runs)
+  local stopping = false
+  while true do
+    local busy, left = 0, 0
+    if not stopping and core.signals.pending() then
+      stopping = true
+      for _, run in ipairs(runs) do
+        if run.job then run.job:kill "SIGTERM" end
+      end
+      self.progress:stopping(core.signals.pending())
+    end
+    for _, run in ipairs(runs) do
+      if run.job then
+        local slot = run.job.slot
+        local code, signal = run.job:poll()
+        if code then
+          conclude(self, run.job, code, signal)
+          slot.taken = nil
+        else
+          busy = busy + 1
+        end
+      end
+    end
+    for _, run in ipairs(runs) do
+      if pending(run) then
+        left = left + 1
+        for _, slot in ipairs(self.slots) do
+          if not stopping and not slot.taken then
+            slot.taken = run
+            begin(self, run, slot)
+            busy, left = busy + 1, left - 1
+            break
+          end
+        end
+      end
+    end
+    self.progress:show(self.runs)
+    if busy == 0 and (stopping or left == 0) then return not stopping end
+    core.sleep(0.1)
+  end
+end
+
+-- ---- the call -----------------------------------------------------------------------------------
+-- Everything that is known before a run starts: { name, out, runs, … }.
+function sweep.plan(options)
+  local self = specify(options)
+  self.runs = plan.runs(self, grid.points(self))
+  stages.plan(self)
+  return self
+end
+
+-- Names and directories that another sweep must not use meanwhile.
+local function reserve(self)
+  errors.try(core.fs.make(self.out))
+  local lock, message, name = core.fs.lock(self.out)
+  if not lock then
+    if name == "ESTATE" then
+      errors.world(("ESTATE: another sweep works in %s: expected one at a time"):format(self.out),
+        name)
+    end
+    errors.world(message, name)
+  end
+  self.lock = lock
+  self.logs = self.out .. "/logs"
+  errors.try(core.fs.make(self.logs))
+  local before = data.read_json(self.out .. "/sweep.json")
+  self.before = type(before) == "table" and type(before.runs) == "table" and before.runs or nil
+end
+
+-- Run it. Returns self: runs (with state), complete, interrupted, failed (a list).
+function sweep.run(self)
+  if self.signals then core.signals.install() end
+  reserve(self)
+  local ok, e = pcall(function()
+    self.slots = slots_of(self)
+    for _, run in ipairs(self.runs) do take_stock(run, self.recipe) end
+    self.progress = progress.new(self)
+    write_record(self)
+    local through = stages.run(self, function(runs) return work(self, runs) end,
+      function(set) -- more runs, of a later stage
+        local added = plan.runs(self, set)
+        for _, run in ipairs(added) do take_stock(run, self.recipe) end
+        table.move(added, 1, #added, #self.runs + 1, self.runs)
+        return added
+      end)
+    self.interrupted = not through
+    self.pairing = pairing.check(self.runs)
+    write_record(self)
+  end)
+  for _, run in ipairs(self.runs) do
+    if run.job then run.job:kill "SIGTERM" end
+  end
+  core.fs.unlock(self.lock)
+  if not ok then error(e, 0) end
+  self.failed, self.complete = {}, true
+  for _, run in ipairs(self.runs) do
+    if run.state.status == "failed" then self.failed[#self.failed + 1] = run end
+    if run.state.status ~= "finished" and run.state.status ~= "paused" then
+      self.complete = false
+    end
+  end
+  self.progress:finish(self)
+  return self
+end
+
+-- pg.sweep { recipe, grid, runs, filter, jobs, out, … }: runs it and returns { out, complete,
+-- interrupted, runs = { { name, params, dir, status, reason, update } } }.
+function sweep.public(options)
+  return errors.guard(function()
+    local self = sweep.plan(options)
+    if self.quiet == nil then self.quiet = true end
+    sweep.run(self)
+    local out = { out = self.out, complete = self.complete, interrupted = self.interrupted,
+      pairing = self.pairing, tuned = self.tuned, runs = {} }
+    for i, run in ipairs(self.runs) do
+      out.runs[i] = { name = run.name, params = run.plan.params, dir = run.dir,
+        status = run.state.status, reason = run.state.reason, update = run.state.update,
+        loss = run.state.loss }
+    end
+    return out
+  end)
+end
+
+return sweep

@@ -1,0 +1,90 @@
+-- What a run directory of a sweep says about itself. Nothing here trusts it: it may be torn by a
+-- kill or edited by hand.
+local core = require "perigee.core"
+local data = require "perigee.data"
+local errors = require "perigee.errors"
+
+local look = {}
+
+-- { status, reason, update, loss, identity }: status is
+--   "waiting"      there is nothing yet
+--   "finished"     at its end
+--   "stopped"      with a checkpoint to resume from
+--   "interrupted"  without a word: killed, or still training somewhere
+--   "failed"       with a reason
+--   "damaged"      it does not read as a run directory; the reason says why
+function look.at(dir)
+  local kind = core.fs.kind(dir)
+  if kind == nil then return { status = "waiting" } end
+  if kind ~= "directory" then
+    return { status = "damaged", reason = dir .. " is a file" }
+  end
+  local entries = core.fs.list(dir) or {}
+  if #entries == 0 then return { status = "waiting", empty = true } end
+  local function part(name)
+    local ok, value = pcall(data.read_json, dir .. "/" .. name)
+    if not ok then return nil, errors.text(value) end
+    return value
+  end
+  local place, problem = part "state.json"
+  if type(place) ~= "table" or type(place.recipe) ~= "string" then
+    if core.fs.kind(dir .. "/metrics.jsonl") == nil and core.fs.kind(dir .. "/checkpoints") == nil
+    then
+      return { status = "waiting", begun = true } -- killed before it had begun
+    end
+    return { status = "damaged", reason = problem or dir .. "/state.json is not that of a run" }
+  end
+  local summary, torn = part "summary.json"
+  if torn or (summary ~= nil and type(summary) ~= "table") then
+    return { status = "damaged", reason = torn or dir .. "/summary.json is not that of a run" }
+  end
+  local found = { identity = place.recipe, params = place.params }
+  if summary == nil then
+    found.status = "interrupted"
+  else
+    found.status, found.reason = summary.status, summary.reason
+    found.update = summary.update
+    found.loss = summary.final_validation_loss or summary.final_train_loss
+    if summary.exit_code ~= 0 and summary.status ~= "stopped" then found.status = "failed" end
+    if found.status ~= "finished" and found.status ~= "stopped" then found.status = "failed" end
+  end
+  return found
+end
+
+-- Follow the metrics of a run while it is written. Keeps what the lines last said of some names.
+local Tail = {}
+Tail.__index = Tail
+
+function look.tail(dir)
+  return setmetatable({ path = dir .. "/metrics.jsonl", offset = 0, rest = "", values = {} }, Tail)
+end
+
+-- Read what is new; returns the values so far.
+function Tail:read()
+  local file = io.open(self.path, "rb")
+  if not file then return self.values end
+  if file:seek "end" < self.offset then self.offset, self.rest = 0, "" end -- it started over
+  file:seek("set", self.offset)
+  local text = file:read "a"
+  file:close()
+  self.offset = self.offset + #text
+  text = self.rest .. text
+  local from = 1
+  for line, after in text:gmatch "([^\n]*)\n()" do
+    from = after
+    local value = core.json.decode(line)
+    if type(value) == "table" then
+      for _, name in ipairs { "progress/update", "train/loss", "validation/loss" } do
+        if value[name] ~= nil then self.values[name] = value[name] end
+      end
+      local update, hash = value["progress/update"], value["data/batch_hash"]
+      if hash and not self.values.first_batch then
+        self.values.first_batch = ("%s:%s"):format(update, hash)
+      end
+    end
+  end
+  self.rest = text:sub(from)
+  return self.values
+end
+
+return look

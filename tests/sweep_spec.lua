@@ -1,0 +1,364 @@
+-- Sweeps: grids, restart, failures, pairing, tuning and halving, on the smallest recipe there is.
+local pg = require "perigee"
+local grid = require "perigee.sweep.grid"
+local look = require "perigee.sweep.look"
+local support = require "lua_support"
+local core = support.core
+
+local data, recipe
+
+local text = [[
+local pg = require "perigee"
+local p = pg.params { head = pg.choice { "rownorm", "adamw" }, lr = 1e-2, seed = 0, updates = 4,
+  fail = 0, data = "%s", wait = 0.0, trunk = "" }
+local optimizer = { rownorm = pg.optim.rownorm { lr = p.lr }, adamw = pg.optim.adamw { lr = p.lr } }
+return pg.recipe {
+  name = "little", seed = p.seed, updates = p.updates, log = { every = 1 },
+  model = { layers = 1, width = 8, heads = 1, context = 8 },
+  data = pg.data.shards { path = p.data }, batch = { sequences = 2 },
+  fork = p.trunk ~= "" and { p.trunk } or nil,
+  optimizers = { { role = "embedding", pg.optim.adamw { lr = 1e-2 } },
+    { role = "backbone", pg.optim.muon { lr = 1e-2 } }, { role = "head", optimizer[p.head] } },
+  hooks = {
+    pg.every(1, function(run)
+      if p.wait > 0 then pg.core.sleep(p.wait) end
+      if p.fail == run.update then error("the hook gives up") end
+    end),
+    pg.every(2, pg.diagnostics.validation { tokens = 8, hilbert_panel = 8 }),
+    pg.checkpoint { every = 2 },
+  },
+  sweep = { grid = { head = { "adamw", "rownorm" } } },
+}
+]]
+
+setup(function()
+  data = support.data()
+  recipe = support.write(support.folder() .. "/little.lua", text:format(data))
+end)
+teardown(support.clean)
+
+local function names(result)
+  local list = {}
+  for i, run in ipairs(result.runs) do list[i] = run.name .. " " .. run.status end
+  return table.concat(list, "; ")
+end
+
+local function run(options)
+  options.recipe, options.threads = options.recipe or recipe, 1
+  return assert(pg.sweep(options))
+end
+
+-- The perigee program: its exit code and what it printed.
+local function program(...)
+  local words = { support.program }
+  for i, word in ipairs { ... } do words[i + 1] = "'" .. word .. "'" end
+  local out = support.folder() .. "/out"
+  local _, _, code = os.execute(table.concat(words, " ") .. " >" .. out .. " 2>&1 </dev/null")
+  return code, support.read(out)
+end
+
+describe("a grid", function()
+  local function keys(spec)
+    local list = {}
+    for i, point in ipairs(grid.points(spec)) do list[i] = grid.key(point) end
+    return table.concat(list, "; ")
+  end
+
+  it("crosses its axes, seeds fastest", function()
+    assert.equal('a=1 seed=0; a=1 seed=1; a=2 seed=0; a=2 seed=1',
+      keys { grid = { seed = { 0, 1 }, a = { 1, 2 } } })
+    assert.equal('a=1 seed=0; a=2 seed=0; a=1 seed=1; a=2 seed=1',
+      keys { grid = { seed = { 0, 1 }, a = { 1, 2 } }, order = { "seed", "a" } })
+  end)
+  it("gives each value a grid of its own", function()
+    assert.equal('head="adamw" lr=1 seed=0; head="adamw" lr=2 seed=0; head="rownorm" lr=3 seed=0',
+      keys { grid = { head = { adamw = { lr = { 1, 2 } }, rownorm = { lr = { 3 } } },
+        seed = { 0 } } })
+  end)
+  it("takes single runs and a filter", function()
+    assert.equal("a=2; b=7", keys { grid = { a = { 1, 2 } }, runs = { { b = 7 } },
+      filter = function(p) return p.a ~= 1 end })
+  end)
+  it("draws random axes, the same for the same seed", function()
+    local spec = { grid = { lr = pg.loguniform(1e-4, 1e-2), x = pg.uniform(-1, 1) }, samples = 50,
+      sample_seed = 3 }
+    local points, again = grid.points(spec), grid.points(spec)
+    local low = 0
+    for i, point in ipairs(points) do
+      assert.equal(point.lr, again[i].lr)
+      assert.is_true(point.lr >= 1e-4 and point.lr < 1e-2 and point.x >= -1 and point.x < 1)
+      if point.lr < 1e-3 then low = low + 1 end
+    end
+    -- Half of the draws lie below the geometric mean: 25 of 50 with deviation 3.5.
+    assert.is_true(low > 10 and low < 40)
+    spec.sample_seed = 4
+    assert.not_equal(points[1].lr, grid.points(spec)[1].lr)
+  end)
+  it("refuses what makes no sense, in a line", function()
+    local function refused(spec, pattern)
+      local ok, e = pcall(grid.points, spec)
+      assert.is_false(ok)
+      assert.matches(pattern, e)
+    end
+    refused({ grid = { a = { 1, 1 } } }, "a=1 is there twice")
+    refused({ grid = {} }, "there is no run")
+    refused({ grid = { a = {} } }, "sweep.grid.a")
+    refused({ grid = { a = 3 } }, "sweep.grid.a")
+    refused({ grid = { a = { { } } } }, "numbers, strings and booleans")
+    refused({ grid = { a = { b = 1 } } }, "a grid")
+    refused({ grid = { a = { x = { b = { 1 } } }, b = { 1 } } }, "two axes")
+    refused({ grid = { a = pg.uniform(0, 1) } }, "samples")
+    refused({ grid = { a = { 1 } }, samples = 2 }, "without a random axis")
+    refused({ grid = { a = { 1 } }, filter = function() return false end }, "there is no run")
+    assert.has_error(function() pg.loguniform(0, 1) end)
+    assert.has_error(function() pg.uniform(2, 1) end)
+  end)
+end)
+
+describe("a sweep", function()
+  it("trains every point, says that they are paired, and skips them the next time", function()
+    local out = support.folder() .. "/s"
+    local options = { grid = { head = { "adamw", "rownorm" }, seed = { 0, 1 } }, out = out,
+      jobs = 2 }
+    local result = run(options)
+    assert.equal("head=adamw,seed=0 finished; head=adamw,seed=1 finished; "
+      .. "head=rownorm,seed=0 finished; head=rownorm,seed=1 finished", names(result))
+    assert.is_true(result.complete)
+    assert.same({ { parameter = "head", groups = 2, unlike = {},
+      equal = { initial_weights = 2, first_batch = 2, compute_path = 2 } } }, result.pairing)
+    local record = support.json(out .. "/sweep.json")
+    assert.same({ "head", "seed" }, record.studied)
+    assert.equal(4, #record.runs)
+    assert.same({ head = "rownorm", seed = 1 }, record.runs[4].params)
+    local metrics = support.read(out .. "/head=adamw,seed=0/metrics.jsonl")
+    assert.is_true(run(options).complete)
+    assert.equal(metrics, support.read(out .. "/head=adamw,seed=0/metrics.jsonl"))
+    -- Another grid adds its runs and keeps the others in the record.
+    assert.is_true(run({ grid = { head = { "adamw" }, seed = { 2 } }, out = out }).complete)
+    assert.equal(5, #support.json(out .. "/sweep.json").runs)
+  end)
+
+  it("says when runs are not paired", function()
+    local result = run { runs = { { head = "adamw" }, { head = "rownorm", seed = 0 } },
+      out = support.folder() .. "/s" }
+    assert.same({}, result.pairing) -- no group: the points have other axes
+    result = run { grid = { updates = { 2, 3 }, seed = { 0 } }, out = support.folder() .. "/s" }
+    assert.equal(1, result.pairing[1].equal.initial_weights)
+  end)
+
+  it("goes on with what a kill has left", function()
+    local out = support.folder() .. "/s"
+    local options = { grid = { head = { "adamw", "rownorm" } }, out = out, set = { updates = 6 } }
+    -- As a kill leaves them: one run without a summary after its first checkpoint, one just made.
+    local child = assert(pg.open(recipe, { set = { updates = 6, head = "adamw" }, threads = 1,
+      out = out .. "/head=adamw" }))
+    for update in child:updates() do if update == 3 then break end end
+    child:close()
+    os.remove(out .. "/head=adamw/summary.json")
+    assert(core.fs.make(out .. "/head=rownorm"))
+    assert.equal("interrupted", look.at(out .. "/head=adamw").status)
+    local result = run(options)
+    assert.equal("head=adamw finished; head=rownorm finished", names(result))
+    local lines = support.metrics(out .. "/head=adamw")
+    local resumed = 0
+    for _, line in ipairs(lines) do
+      if line.session then resumed = resumed + 1 end
+    end
+    assert.equal(1, resumed)
+  end)
+
+  it("lists failures with their reason and tries them again", function()
+    local out = support.folder() .. "/s"
+    local options = { grid = { fail = { 0, 3 } }, out = out }
+    local result = run(options)
+    assert.equal("fail=0 finished; fail=3 failed", names(result))
+    assert.is_false(result.complete)
+    assert.matches("the hook gives up", result.runs[2].reason)
+    local code, printed = program("sweep", recipe, "--grid", "fail=0,3", "--out", out, "--threads",
+      "1")
+    assert.equal(1, code)
+    assert.matches("failed: fail=3: .*the hook gives up", printed)
+    assert.matches("1 of 2 runs finished", printed)
+  end)
+
+  it("does not repeat what was not finite", function()
+    local out = support.folder() .. "/s"
+    local options = { grid = { lr = { 1e-2, 3e38 } }, set = { updates = 6 }, out = out }
+    local result = run(options)
+    assert.equal("finished", result.runs[1].status)
+    assert.equal("failed", result.runs[2].status)
+    assert.matches("finite", result.runs[2].reason)
+    local before = support.read(out .. "/lr=3e+38/metrics.jsonl")
+    assert.matches("finite", run(options).runs[2].reason)
+    assert.equal(before, support.read(out .. "/lr=3e+38/metrics.jsonl"))
+  end)
+
+  it("refuses a changed recipe with the difference, and what is not its run", function()
+    local out, folder = support.folder() .. "/s", support.folder()
+    local own = support.write(folder .. "/little.lua", text:format(data))
+    local options = { recipe = own, grid = { seed = { 0 } }, out = out }
+    assert.is_true(run(options).complete)
+    support.write(own, (text:format(data):gsub("muon { lr = 1e%-2 }", "muon { lr = 2e-2 }")))
+    local result, message, name = pg.sweep(options)
+    assert.is_nil(result)
+    assert.equal("ESTATE", name)
+    assert.matches("begun with another recipe", message)
+    assert.matches("\n%-[^\n]*muon { lr = 1e%-2 }", message)
+    assert.matches("\n%+[^\n]*muon { lr = 2e%-2 }", message)
+    support.write(own, text:format(data))
+    support.write(out .. "/seed=0/state.json", "{")
+    result, message = pg.sweep(options)
+    assert.is_nil(result)
+    assert.matches("state.json", message)
+    assert.matches("move it away", message)
+    assert.is_nil(message:find "\n")
+  end)
+
+  it("works alone in its folder", function()
+    local out = support.folder() .. "/s"
+    assert(core.fs.make(out))
+    local lock = assert(core.fs.lock(out))
+    local code, printed = program("sweep", recipe, "--grid", "seed=0", "--out", out)
+    core.fs.unlock(lock)
+    assert.equal(1, code)
+    assert.matches("another sweep works in", printed)
+  end)
+
+  it("checks all runs before any starts", function()
+    local out = support.folder() .. "/s"
+    local function refused(code, pattern, ...)
+      local got, printed = program("sweep", recipe, "--out", out, ...)
+      assert.equal(code, got)
+      assert.matches(pattern, printed)
+      assert.equal(1, select(2, printed:gsub("\n", "")))
+      assert.is_nil(core.fs.kind(out))
+    end
+    refused(2, "no parameter 'sede'; did you mean 'seed'", "--grid", "sede=0,1")
+    refused(2, "head = \"sgd\" is not allowed", "--grid", "head=adamw,sgd")
+    refused(1, "seed=\"0\" and seed=\"00\"", "--grid", "seed=00,0")
+    refused(2, "on the grid as well", "--grid", "seed=0", "--set", "seed=1")
+    refused(2, "given twice", "--grid", "seed=0", "--grid", "seed=1")
+    refused(2, "between the commas", "--grid", "seed=0,,1")
+    refused(2, "updates", "--grid", "updates=1,x")
+    refused(2, "a < b", "--grid", "lr=uniform:2:1", "--samples", "2")
+  end)
+
+  it("prints its plan without writing", function()
+    local out = support.folder() .. "/s"
+    local code, printed = program("sweep", recipe, "--out", out, "--dry-run", "--rate", "1e9")
+    assert.equal(0, code)
+    assert.matches("head=adamw +[%d,]+ +4 +64 ", printed) -- 4 updates of 2 sequences of 8 tokens
+    assert.matches("head=rownorm", printed)
+    assert.matches("2 runs +128", printed)
+    assert.is_nil(core.fs.kind(out))
+  end)
+
+  it("forks a trunk", function()
+    local out = support.folder()
+    local trunk = assert(pg.open(recipe, { out = out .. "/trunk", threads = 1 }))
+    for _ in trunk:updates() do end -- luacheck: ignore 542
+    trunk:close()
+    local result = run { grid = { head = { "rownorm" }, lr = { 1e-2, 2e-2 } }, out = out .. "/s",
+      set = { trunk = out .. "/trunk", updates = 6 } }
+    assert.is_true(result.complete)
+    assert.equal(4, support.json(result.runs[1].dir .. "/config.json").fork.update)
+  end)
+
+  local function started(out, name)
+    for _ = 1, 600 do
+      if look.tail(out .. "/" .. name):read()["progress/update"] then return true end
+      core.sleep(0.05)
+    end
+    error(name .. " never began")
+  end
+
+  it("stops all runs with checkpoints on SIGINT, and takes them along when it is killed", function()
+    for _, signal in ipairs { "INT", "KILL" } do
+      local out = support.folder() .. "/s"
+      local sweep = assert(core.spawn { args = { support.program, "sweep", recipe, "--out", out,
+        "--jobs", "2", "--set", "updates=100000", "--set", "wait=0.02" },
+        env = core.environment(), output = support.folder() .. "/log" })
+      started(out, "head=adamw")
+      started(out, "head=rownorm")
+      os.execute(("kill -%s %d"):format(signal, sweep:pid()))
+      local code, by
+      for _ = 1, 400 do
+        code, by = sweep:poll()
+        if code then break end
+        core.sleep(0.05)
+      end
+      if signal == "INT" then assert.equal(75, code) else assert.equal(9, by) end
+      for _, name in ipairs { "head=adamw", "head=rownorm" } do
+        local dir = out .. "/" .. name
+        for _ = 1, 400 do -- orphans take their time
+          if look.at(dir).status == "stopped" then break end
+          core.sleep(0.05)
+        end
+        assert.equal("stopped", look.at(dir).status)
+        assert.equal("directory", core.fs.kind(("%s/checkpoints/%08d"):format(dir,
+          look.at(dir).update)))
+      end
+    end
+  end)
+end)
+
+describe("a sweep of stages", function()
+  it("tunes on seeds of its own and reports others", function()
+    local out = support.folder() .. "/s"
+    local result = run { out = out, grid = { head = { adamw = { lr = { 1e-3, 1e-2 } },
+      rownorm = { lr = { 1e-3, 1e-2 } } } }, tuning = { by = "head", seeds = { 7 },
+      report = { 0, 1 } } }
+    assert.is_true(result.complete)
+    assert.equal(4 + 2 * 2, #result.runs)
+    local by_name = {}
+    for _, r in ipairs(result.runs) do by_name[r.name] = r end
+    for i, method in ipairs { "adamw", "rownorm" } do
+      local low = by_name[("head=%s,lr=0.001,seed=7"):format(method)].loss
+      local high = by_name[("head=%s,lr=0.01,seed=7"):format(method)].loss
+      local lr = low < high and "0.001" or "0.01"
+      assert.matches("lr=" .. lr, result.tuned[i].choice)
+      assert.equal(2, result.tuned[i].runs)
+      for seed = 0, 1 do
+        assert.equal("finished", by_name[("head=%s,lr=%s,seed=%d"):format(method, lr, seed)].status)
+      end
+    end
+    local stages = {}
+    for _, r in ipairs(support.json(out .. "/sweep.json").runs) do
+      stages[r.stage] = (stages[r.stage] or 0) + 1
+    end
+    assert.same({ tuning = 4, report = 4 }, stages)
+  end)
+  it("insists on equal budgets and separate seeds", function()
+    local function refused(options, pattern)
+      options.recipe, options.out = recipe, support.folder() .. "/s"
+      local ok, e = pcall(pg.sweep, options)
+      assert.is_false(ok)
+      assert.matches(pattern, e)
+    end
+    refused({ grid = { head = { adamw = { lr = { 1e-3, 1e-2 } }, rownorm = { lr = { 1e-3 } } } },
+      tuning = { by = "head", seeds = { 7 }, report = { 0 } } }, "expected equal budgets")
+    refused({ grid = { head = { "adamw", "rownorm" } },
+      tuning = { by = "head", seeds = { 0 }, report = { 0 } } }, "a tuning seed and a reported one")
+    refused({ grid = { head = { "adamw" }, seed = { 0 } },
+      tuning = { by = "head", seeds = { 1 }, report = { 0 } } }, "not on the grid")
+    refused({ grid = { head = { "adamw" } },
+      tuning = { by = "lr", seeds = { 1 }, report = { 0 } } }, "not on the grid")
+  end)
+  it("halves", function()
+    local result = run { out = support.folder() .. "/s", set = { updates = 8 },
+      grid = { lr = { 1e-4, 1e-3, 1e-2, 3e-2 } }, halving = { budgets = { 2, 4, 8 }, keep = 0.5 } }
+    local at = {}
+    for _, r in ipairs(result.runs) do at[r.update] = (at[r.update] or 0) + 1 end
+    assert.same({ [2] = 2, [4] = 1, [8] = 1 }, at)
+    -- By a function over the reports, which have the summaries.
+    result = run { out = support.folder() .. "/s", set = { updates = 8 },
+      grid = { lr = { 1e-4, 1e-3, 1e-2 } }, halving = { budgets = { 2, 8 },
+      keep = function(reports, stage)
+        assert.equal(1, stage)
+        assert.equal(2, reports[3].summary.update)
+        return { "lr=0.001" }
+      end } }
+    assert.same({ 2, 8, 2 }, { result.runs[1].update, result.runs[2].update,
+      result.runs[3].update })
+  end)
+end)
