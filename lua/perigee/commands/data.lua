@@ -95,6 +95,18 @@ local function check_split(ctx, folder, pattern, label, vocab)
   return shards
 end
 
+-- The data set of the paper's runs: 890 + 1 shards of 100,000,000 tokens each.
+local paper_digest = "87edf1844351c445e687ea865215b5fecff3a8b8052dff5b7263ea30712376f4"
+
+local function compare_with_paper(digest, shards)
+  if digest == paper_digest then
+    print "names and sizes of the shards are those of the paper's data set"
+  elseif shards[1].name:find "^fineweb_train_" then
+    print(("not the paper's data set, whose 890 + 1 shards of 100,000,000 tokens have digest %s")
+      :format(paper_digest))
+  end
+end
+
 local function updates_per_epoch(shards, time, batch)
   local updates = 0
   for _, shard in ipairs(shards) do updates = updates + (shard.tokens - 1) // time // batch end
@@ -122,6 +134,7 @@ function inspect.run(options, positional)
   end
   local digest = errors.try(core.digest(ctx, source.path))
   print("digest: " .. digest)
+  compare_with_paper(digest, train)
   local described = data.read_json(source.path .. "/dataset.json")
   local stated = type(described) == "table" and described.digest
   if stated and stated ~= digest then
