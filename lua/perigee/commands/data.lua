@@ -4,6 +4,7 @@ local console = require "perigee.console"
 local core = require "perigee.core"
 local data = require "perigee.data"
 local errors = require "perigee.errors"
+local published = require "perigee.published"
 
 local prepare = {
   name = "data prepare",
@@ -29,17 +30,20 @@ local prepare = {
 }
 
 local inspect = {
-  name = "data check", usage = "data check DIR [--sequences N] [--context T] [--vocab V]",
+  name = "data check", usage = "data check DIR [--paper] [--headers] [--vocab V] [--sequences N]",
   description = "Read every shard completely: header, size, largest token id against the "
     .. "vocabulary. Prints counts, the digest, and the updates per epoch of a batch size.",
   positional = { 1, 1 },
   options = {
     { name = "sequences", value = "N", kind = "integer", min = 1,
-      help = "sequences per optimizer batch (default 32)" },
+      help = "sequences per optimizer batch (default 32, of the paper's data 256)" },
     { name = "context", value = "T", kind = "integer", min = 1,
-      help = "tokens per sequence (default 128)" },
+      help = "tokens per sequence (default 128, of the paper's data 2048)" },
     { name = "vocab", value = "V", kind = "integer", min = 2,
       help = "vocabulary (default: dataset.json, else the tokenizer)" },
+    { name = "headers", help = "headers and sizes only: do not read the tokens" },
+    { name = "paper", help = "refuse what is not the paper's data, by names and sizes of the "
+      .. "shards (its batches and vocabulary are the defaults then)" },
     { name = "train", value = "GLOB", help = "training shards (default *_train_*.bin)" },
     { name = "val", value = "GLOB", help = "validation shards (default *_val_*.bin)" },
   },
@@ -74,9 +78,14 @@ function prepare.run(options)
   return 0
 end
 
--- One split: counts, the largest id and where it is; an id outside the vocabulary is an error.
-local function check_split(ctx, folder, pattern, label, vocab)
+-- One split: counts and, with the tokens, the largest id and where it is; an id outside the
+-- vocabulary is an error.
+local function check_split(ctx, folder, pattern, label, vocab, headers)
   local shards = errors.try(core.shards(ctx, folder, pattern))
+  if headers then
+    print(("%s: %d shards, %s tokens"):format(label, #shards, console.grouped(shards.tokens)))
+    return shards
+  end
   local largest, place = -1, nil
   for i, shard in ipairs(shards) do
     -- By its own name: listing thousands of shards for each of them takes minutes.
@@ -95,18 +104,6 @@ local function check_split(ctx, folder, pattern, label, vocab)
   return shards
 end
 
--- The data set of the paper's runs: 890 + 1 shards of 100,000,000 tokens each.
-local paper_digest = "87edf1844351c445e687ea865215b5fecff3a8b8052dff5b7263ea30712376f4"
-
-local function compare_with_paper(digest, shards)
-  if digest == paper_digest then
-    print "names and sizes of the shards are those of the paper's data set"
-  elseif shards[1].name:find "^fineweb_train_" then
-    print(("not the paper's data set, whose 890 + 1 shards of 100,000,000 tokens have digest %s")
-      :format(paper_digest))
-  end
-end
-
 local function updates_per_epoch(shards, time, batch)
   local updates = 0
   for _, shard in ipairs(shards) do updates = updates + (shard.tokens - 1) // time // batch end
@@ -118,10 +115,17 @@ function inspect.run(options, positional)
   source.where = nil
   source:require_folder()
   local ctx <close> = errors.try(core.context { device = "cpu" })
+  local digest = errors.try(core.digest(ctx, source.path))
+  local difference = published.difference(ctx, source, digest)
+  if options.paper and difference then -- before hours of reading
+    errors.world(("EDATA: %s is not the paper's data (%s): %s"):format(source.path,
+      published.title, difference), "EDATA")
+  end
   local vocab, from = options.vocab, "--vocab"
   if not vocab then vocab, from = source:vocabulary(ctx) end
-  local train = check_split(ctx, source.path, source.train, "train", vocab)
-  check_split(ctx, source.path, source.val, "val", vocab)
+  if not vocab and not difference then vocab, from = published.vocab, "the paper's" end
+  local train = check_split(ctx, source.path, source.train, "train", vocab, options.headers)
+  check_split(ctx, source.path, source.val, "val", vocab, options.headers)
   print(vocab and ("vocabulary: %d (%s)"):format(vocab, from)
     or "vocabulary: unknown (neither dataset.json nor tokenizer.json)")
   local tokenizer_path = source:tokenizer_path()
@@ -132,16 +136,16 @@ function inspect.run(options, positional)
         tokenizer:vocab(), vocab, from), "EDATA")
     end
   end
-  local digest = errors.try(core.digest(ctx, source.path))
-  print("digest: " .. digest)
-  compare_with_paper(digest, train)
+  print(("digest: %s%s"):format(digest, difference and "" or " (names and sizes of the paper's "
+    .. "shards)"))
   local described = data.read_json(source.path .. "/dataset.json")
   local stated = type(described) == "table" and described.digest
   if stated and stated ~= digest then
     errors.world(("EDATA: %s/dataset.json states digest %s: the shards have %s"):format(
       source.path, check.show(stated), digest), "EDATA")
   end
-  local sequences, context = options.sequences or 32, options.context or 128
+  local sequences = options.sequences or (difference and 32 or 256)
+  local context = options.context or (difference and 128 or 2048)
   local updates = updates_per_epoch(train, context, sequences)
   print(("updates per epoch: %d (%d sequences of %d tokens)"):format(updates, sequences, context))
   -- A size that nobody asked for is information, not a demand on the data.
