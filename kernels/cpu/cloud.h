@@ -21,12 +21,13 @@
 #ifndef PG_CPU_CLOUD_H
 #define PG_CPU_CLOUD_H
 
+#include "small_product.h"
 #include "vector.h"
-#include <cblas.h>
 #include <limits.h>
 #include <stdlib.h>
 
-#define PG_CLOUD_TILE 384 /* rows of one side of a tile of distances */
+#define PG_PANEL 16                        /* rows that lie interleaved, [d, PG_PANEL] */
+#define PG_BLOCK ((PG_PANEL) * (PG_PANEL)) /* distances of two panels */
 
 typedef struct pg_ranked {
   double n;
@@ -35,19 +36,19 @@ typedef struct pg_ranked {
 
 typedef struct pg_cloud {
   const float *x; /* [rows, d] */
-  int64_t rows, d;
+  int64_t rows, d, panels;
   double radius;    /* max |x_i - mean| */
   double scale;     /* z is this times the centred rows; 0: all rows are equal */
   pg_ranked *order; /* by decreasing norm of the centred rows, n in the units of x */
-  float *z;         /* [rows, d], in that order */
-  float *n;         /* |z_i|^2 rounded to fp32 */
-  double *r;        /* |z_i| in fp64 */
+  float *z;         /* [panels, d, PG_PANEL], in that order; rows that fill the last panel are 0 */
+  float *n;         /* [panels * PG_PANEL], |z_i|^2 rounded to fp32; they lose every comparison */
+  double *r;        /* |z_i| in fp64, likewise; of those rows the last one's */
 } pg_cloud;
 
-/* Fill c for x [rows, columns]. 0, or -1 with a text; *bad_row >= 0: that row is not finite, and
- * there is no cloud. Free it in any case. */
-int PG_CPU(cloud_new)(pg_queue *q, const float *x, int64_t rows, int64_t columns, pg_cloud *c,
-                      int64_t *bad_row);
+/* Fill c for x [rows, columns]; sign as of search_pairs. 0, or -1 with a text; *bad_row >= 0: that
+ * row is not finite, and there is no cloud. Free it in any case. */
+int PG_CPU(cloud_new)(pg_queue *q, const float *x, int64_t rows, int64_t columns, double sign,
+                      pg_cloud *c, int64_t *bad_row);
 void PG_CPU(cloud_free)(pg_cloud *c);
 /* Bytes that it takes. */
 int64_t PG_CPU(cloud_bytes)(int64_t rows, int64_t columns);
@@ -84,20 +85,74 @@ static inline pg_pair pg_cloud_evaluate(const pg_cloud *c, int64_t i, int64_t j)
   return (pg_pair){lane[0], i < j ? i : j, i < j ? j : i};
 }
 
-/* The best pair of all, at least as good as *best, which is a pair with its square or what every
- * pair beats. sign 1: the farthest one, and pairs whose r_i + r_j shows that they are nearer than
- * *best are left out; sign -1: the nearest one, the same with |r_i - r_j|. Rows are taken in tiles;
- * candidates are evaluated and never stored, so that a cloud of near ties costs time, not memory.
- * 0, or -1 with a text. *work: multiply-adds, added to. (pairs.c) */
-int PG_CPU(search_pairs)(pg_queue *q, const pg_cloud *c, double sign, const volatile int *cancel,
-                         pg_pair *best, double *work);
-
-/* out [m,n] = rows [i, i+m) of z times rows [j, j+n). */
-static inline void pg_cloud_products(const pg_cloud *c, int64_t i, int64_t m, int64_t j, int64_t n,
-                                     float *out, int64_t ld) {
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)c->d, 1,
-              c->z + i * c->d, (int)c->d, c->z + j * c->d, (int)c->d, 0, out, (int)ld);
+/* out [PG_PANEL, PG_PANEL] = products of the rows of two panels [steps, PG_PANEL]. */
+static inline void pg_panel_products(const float *a, const float *b, int64_t steps, float *out) {
+#if PG_WIDTH == PG_PANEL
+  enum { ROWS = PG_PANEL, COLUMNS = 1 };
+#else
+  enum { ROWS = 4, COLUMNS = PG_COLUMNS };
+#endif
+  for (int i = 0; i < PG_PANEL; i += ROWS)
+    for (int j = 0; j < PG_PANEL; j += COLUMNS * PG_WIDTH)
+      pg_register_tile(ROWS, COLUMNS, steps, a + i, 1, PG_PANEL, b + j, PG_PANEL,
+                       out + i * PG_PANEL + j, PG_PANEL, false);
 }
+
+/* out becomes the keys sign * d2 of the rows of panels i and j from their products, with d2 =
+ * n_i + n_j - 2 out; gives the largest. Of a panel and itself only pairs p < o count. */
+static inline float pg_panel_keys(const pg_cloud *c, int64_t i, int64_t j, float sign, float *out) {
+  const float *ni = c->n + i * PG_PANEL, *nj = c->n + j * PG_PANEL;
+  float lane[PG_PANEL];
+  for (int b = 0; b < PG_PANEL; b++) lane[b] = -INFINITY;
+  for (int a = 0; a < PG_PANEL; a++) {
+    float *row = out + a * PG_PANEL;
+    const float own = sign * ni[a];
+#pragma omp simd
+    for (int b = 0; b < PG_PANEL; b++) row[b] = PG_FMA(-2.0f * sign, row[b], sign * nj[b]) + own;
+    if (i == j)
+      for (int b = 0; b <= a; b++) row[b] = -INFINITY;
+#pragma omp simd
+    for (int b = 0; b < PG_PANEL; b++) lane[b] = row[b] > lane[b] ? row[b] : lane[b];
+  }
+  for (int width = PG_PANEL / 2; width; width /= 2)
+    for (int b = 0; b < width; b++) lane[b] = lane[b + width] > lane[b] ? lane[b + width] : lane[b];
+  return lane[0];
+}
+
+/* Upper bounds of distances in fewer dimensions: sieve.c. Level l has w[l], panels
+ * [steps[l], PG_PANEL] of the first `panels` ones: the products of one with another, whose last
+ * step counts negative, take the place of the products of z. */
+enum { PG_SIEVE_LEVELS = 2, PG_SIEVE_MOST = 96, PG_SIEVE_ROWS = 2048 /* of fewer, none is made */ };
+typedef struct pg_sieve {
+  int levels; /* 0: it does not pay */
+  int64_t panels, steps[PG_SIEVE_LEVELS];
+  float *w[PG_SIEVE_LEVELS];
+} pg_sieve;
+
+/* Fill s for the search of the farthest pair, when `best` is known. Adds its multiply-adds to
+ * *work. Never fails: without memory there are no levels. Free it in any case. */
+void PG_CPU(sieve_new)(pg_queue *q, const pg_cloud *c, const pg_pair *best, pg_sieve *s,
+                       double *work);
+void PG_CPU(sieve_free)(pg_sieve *s);
+/* Bytes that it takes at most. */
+int64_t PG_CPU(sieve_bytes)(int64_t rows, int64_t columns);
+
+/* What r_i + r_j must reach when the farthest pair has this square. r is off by less than 2^-23 of
+ * itself for rounding z: 1e-6 covers that. */
+static inline double pg_cloud_reach(const pg_cloud *c, double square) {
+  return sqrt(square) * c->scale * (1 - 1e-6);
+}
+
+/* Where a search begins: a pair with its square, or what every pair beats. 0, or -1 with a text.
+ * *work: multiply-adds, added to. */
+typedef int pg_start_fn(pg_queue *q, const pg_cloud *c, pg_pair *best, double *work);
+
+/* The best pair of all. sign 1: the farthest one, and pairs whose r_i + r_j shows that they are
+ * nearer than the start are left out; sign -1: the nearest one, the same with |r_i - r_j|. Rows are
+ * taken in panels; candidates are evaluated and never stored, so that a cloud of near ties costs
+ * time, not memory. 0, or -1 with a text. (pairs.c) */
+int PG_CPU(search_pairs)(pg_queue *q, const float *x, int64_t rows, int64_t columns, double sign,
+                         pg_start_fn *start, const volatile int *cancel, pg_farthest *out);
 
 /* Infinite when the bound says nothing: then every pair has to be evaluated. */
 static inline double pg_cloud_slack(int64_t d, double ri, double rj) {

@@ -68,34 +68,17 @@ static pg_pair adjacent(pg_queue *q, const pg_cloud *c) {
   return best;
 }
 
+/* Nothing is nearer than equal rows: the search then leaves out all but rows of equal norms. */
+static int start(pg_queue *q, const pg_cloud *c, pg_pair *best, double *work) {
+  *best = (pg_pair){INFINITY, INT64_MAX, INT64_MAX};
+  if (find_equal(q, c, best) < 0) return -1;
+  if (best->square == 0) return 0;
+  *best = adjacent(q, c);
+  *work += (double)c->rows * (double)c->d;
+  return 0;
+}
+
 int PG_CPU(separation)(pg_queue *q, const float *x, int64_t rows, int64_t columns,
                        const volatile int *cancel, pg_farthest *out) {
-  int status = -1;
-  pg_cloud c;
-  pg_farthest result = {.first = -1, .second = -1, .bad_row = -1};
-  pg_float_mode mode = pg_float_mode_set(false);
-  if (PG_CPU(cloud_new)(q, x, rows, columns, &c, &result.bad_row) < 0) goto fail;
-  if (result.bad_row < 0 && rows >= 2) {
-    pg_pair best = {INFINITY, INT64_MAX, INT64_MAX};
-    if (c.scale == 0) {
-      best = (pg_pair){0, 0, 1};
-    } else {
-      if (find_equal(q, &c, &best) < 0) goto fail;
-      if (best.square > 0) {
-        best = adjacent(q, &c);
-        result.multiply_adds = (double)rows * (double)columns;
-        if (PG_CPU(search_pairs)(q, &c, -1, cancel, &best, &result.multiply_adds) < 0) goto fail;
-      }
-    }
-    result.radius = c.radius;
-    result.value = sqrt(best.square);
-    result.first = best.first;
-    result.second = best.second;
-  }
-  *out = result;
-  status = 0;
-fail:
-  PG_CPU(cloud_free)(&c);
-  pg_float_mode_restore(mode);
-  return status;
+  return PG_CPU(search_pairs)(q, x, rows, columns, -1, start, cancel, out);
 }

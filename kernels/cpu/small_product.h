@@ -42,7 +42,7 @@ static inline __attribute__((always_inline)) void
 pg_register_tile(const int rows, const int columns, int64_t k, const float *a, int64_t row_stride,
                  int64_t column_stride, const float *b, int64_t ldb, float *c, int64_t ldc,
                  bool add) {
-  pg_vector sum[4][PG_COLUMNS];
+  pg_vector sum[16][PG_COLUMNS];
   for (int i = 0; i < rows; i++)
     for (int j = 0; j < columns; j++) {
       if (add)

@@ -93,13 +93,10 @@ TEST(refusals) {
         k->message(q));
 }
 
-/* What all pairs cost: tiles of 384 rows, those of the diagonal whole. */
+/* What all pairs cost: panels of 16 rows, that of the diagonal whole. */
 static double all_pairs(int64_t rows, int64_t d) {
-  double work = 0;
-  for (int64_t i = 0; i < rows; i += 384)
-    for (int64_t j = i; j < rows; j += 384)
-      work += fmin(384, (double)(rows - i)) * fmin(384, (double)(rows - j)) * (double)d;
-  return work;
+  const double panels = (double)((rows + 15) / 16);
+  return 128 * panels * (panels + 1) * (double)d;
 }
 
 TEST(cost) {
@@ -114,9 +111,9 @@ TEST(cost) {
         f.multiply_adds);
   free(x);
   /* Unit rows: nothing can be left out, and trying costs at most one in a hundred. */
-  for (int c = 0; c < 3; c++) {
-    rows = c == 0 ? 700 : c == 1 ? 2500 : 6500;
-    d = 24;
+  for (int c = 0; c < 6; c++) {
+    rows = c % 3 == 0 ? 700 : c % 3 == 1 ? 2500 : 6500;
+    d = c < 3 ? 24 : 130;
     x = cloud_normal(rows, d);
     for (int64_t i = 0; i < rows; i++) {
       const double norm = cloud_norm(x + i * d, d);
@@ -129,12 +126,111 @@ TEST(cost) {
   }
 }
 
+/* Opposite rows of norm one but for `spread` (clouds.h), in a subspace of `dims` dimensions and off
+ * it by `noise`: norms leave nothing out, few directions nearly everything. */
+static float *flat_cloud(int64_t rows, int64_t d, int64_t dims, double noise, double spread) {
+  float *x = cloud_normal(rows, d), *low = cloud_normal(rows, dims), *map = cloud_normal(dims, d);
+  for (int64_t i = 0; i < rows; i++) {
+    const double shorter = i % 2 ? 1 - spread * unit_uniform() : 1;
+    float *row = x + i * d;
+    if (i % 2) { /* opposite to the one before */
+      for (int64_t j = 0; j < d; j++) row[j] = (float)(-shorter * x[(i - 1) * d + j]);
+      continue;
+    }
+    const double size = noise * cloud_norm(low + i * dims, dims);
+    for (int64_t j = 0; j < d; j++) {
+      double sum = size * row[j];
+      for (int64_t l = 0; l < dims; l++) sum += (double)low[i * dims + l] * map[l * d + j];
+      row[j] = (float)sum;
+    }
+    const double norm = cloud_norm(row, d);
+    for (int64_t j = 0; j < d; j++) row[j] = (float)(row[j] / norm);
+  }
+  free(low), free(map);
+  return x;
+}
+
+/* The farthest pair against its definition, and with how much work it was found. */
+static void check_sieved(const char *name, const float *x, int64_t rows, int64_t d, double share) {
+  const cloud_extremes want = cloud_pairs(x, rows, d);
+  pg_farthest got;
+  KERNEL(diameter, x, rows, d, NULL, &got);
+  check_pair(name, &got, want.most, want.far);
+  CHECK(got.multiply_adds < share * all_pairs(rows, d), "%s: %.3f of all pairs", name,
+        got.multiply_adds / all_pairs(rows, d));
+}
+
+/* Twenty per level and number of threads, 120 in all. The distances of hundreds of pairs differ by
+ * less than any stage's rounding, which alone decides whether the true one is kept. */
+TEST(near_ties_through_the_sieve) {
+  unit_seed(1000 + 10 * (uint64_t)strlen(unit_level) + (uint64_t)unit_level[3] + unit_threads);
+  for (int c = 0; c < 20; c++) {
+    const int64_t rows = 2050 + c, d = 48 + 3 * (c % 10);
+    float *x = flat_cloud(rows, d, 2 + c % 3, c % 4 ? 0.01 : 0, c % 2 ? 3e-7 : 1e-5);
+    check_sieved("flat", x, rows, d, 0.9);
+    free(x);
+  }
+}
+
+/* Narrow rows (one direction, and none below 16), clouds in fewer dimensions than directions, an
+ * offset, tiny and huge scales, duplicates, and one far row beside thousands that are alike. */
+TEST(sieve_boundaries) {
+  unit_seed(71);
+  for (int64_t d = 15; d <= 33; d += d == 17 ? 14 : 1) {
+    float *x = flat_cloud(2600, d, 1, 0.02, 1e-6);
+    check_sieved("narrow", x, 2600, d, 1.01);
+    free(x);
+  }
+  const int64_t rows = 2403, d = 97;
+  for (int c = 0; c < 7; c++) {
+    float *x = flat_cloud(rows, d, c == 1 ? 1 : 3, c < 2 ? 0 : 0.01, 1e-4);
+    for (int64_t i = 0; i < rows * d; i++) {
+      if (c == 2) x[i] = 1e3f + x[i];
+      if (c == 3) x[i] *= 1e-24f;
+      if (c == 4) x[i] *= 1e37f;
+    }
+    for (int64_t i = rows / 3; i < rows && c == 5; i++)
+      memcpy(x + i * d, x + (i * 7 % (rows / 3)) * d, (size_t)d * sizeof *x);
+    for (int64_t i = 0; i < rows * d && c == 6; i++)
+      x[i] = i < d ? x[i] : i / d < 5 ? -x[i % d] : 1 + x[i] * 0x1p-22f;
+    check_sieved("boundary", x, rows, d, c == 2 || c == 6 ? 1.01 : 0.9);
+    free(x);
+  }
+}
+
+/* Value, pair and work, whatever the number of threads. */
+TEST(same_with_any_threads) {
+  unit_seed(72);
+  const int64_t rows = 5000, d = 64;
+  for (int c = 0; c < 2; c++) {
+    float *x = c ? cloud_normal(rows, d) : flat_cloud(rows, d, 3, 0.01, 1e-3);
+    pg_farthest first[2], got[2];
+    for (int threads = 1; threads <= 3; threads++) {
+      const pg_queue_options options = {.threads = threads};
+      pg_queue *other;
+      char why[64];
+      CHECK(k->queue_new(&options, &other, why, sizeof why) == 0, "%s", why);
+      memset(got, 0, sizeof got);
+      CHECK(k->diameter(other, x, rows, d, NULL, got) == 0, "%s", k->message(other));
+      CHECK(k->separation(other, x, rows, d, NULL, got + 1) == 0, "%s", k->message(other));
+      if (threads == 1) memcpy(first, got, sizeof got);
+      CHECK(memcmp(first, got, sizeof got) == 0, "cloud %d: %d threads differ from one", c,
+            threads);
+      k->queue_free(other);
+    }
+    free(x);
+  }
+}
+
 int main(void) {
   FOR_EACH_BACKEND {
     RUN(published_values);
     RUN(no_pair);
     RUN(refusals);
     RUN(cost);
+    RUN(near_ties_through_the_sieve);
+    RUN(sieve_boundaries);
+    RUN(same_with_any_threads);
     RUN_CLOUDS();
   }
   return unit_kernels_report();
