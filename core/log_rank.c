@@ -80,12 +80,27 @@ static void summarise(const double *s, int64_t count, double largest_side, pg_lo
   out->stable = s[0] > 0 ? squares / (s[0] * s[0]) : 0;
 }
 
-int pg_panel_log_rank(const pg_model *model, pg_activations *a, const pg_panel *panel,
-                      pg_comm *comm, pg_log_rank *out, double *values) {
-  pg_context *ctx = pg_model_context(model);
-  const pg_tensor *head = pg_model_head(model)->value;
-  const double scale = pg_model_get_config(model)->logit_scale, start = pg__now();
-  const int64_t n = panel->tokens, v = head->shape[0], d = head->shape[1], k = d + 1;
+/* Where the rows and the hidden states come from: a model's panel, or `hidden`. */
+typedef struct source {
+  const pg_model *model;
+  pg_activations *a;
+  const pg_panel *panel;
+  pg_comm *comm;
+  const pg_tensor *hidden;
+} source;
+
+static int read_source(const source *from, const pg_tensor *head, double scale, pg__logit_row *rows,
+                       float *inputs) {
+  if (from->hidden) return pg__state_logit_rows(head, from->hidden, scale, rows, inputs);
+  return pg__panel_logit_rows(from->model, from->a, from->panel, from->comm,
+                              "the rank of log-probabilities", rows, inputs);
+}
+
+static int log_rank(const source *from, const pg_tensor *head, double scale, int64_t n,
+                    pg_log_rank *out, double *values) {
+  pg_context *ctx = head->context;
+  const double start = pg__now();
+  const int64_t v = head->shape[0], d = head->shape[1], k = d + 1;
   const int64_t k1 = pg__min(n, k), k2 = pg__min(v, k), most = pg__max(n, v);
   const int threads = omp_get_max_threads();
   pg__logit_row *rows = malloc((size_t)n * sizeof *rows);
@@ -104,7 +119,7 @@ int pg_panel_log_rank(const pg_model *model, pg_activations *a, const pg_panel *
     PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory for %lld positions and %lld tokens times %lld",
                    (long long)n, (long long)v, (long long)k));
   *out = (pg_log_rank){.bound = pg__min(k1, k2)};
-  PG_TRY(pg__panel_logit_rows(model, a, panel, comm, "the rank of log-probabilities", rows, plain));
+  PG_TRY(read_source(from, head, scale, rows, plain));
   augment(x, plain, n, d, scale, rows);
   PG_TRY(triangle(ctx, (int)n, (int)k, x, r1));
   PG_TRY(pg_tensor_read(head, plain));
@@ -117,7 +132,6 @@ int pg_panel_log_rank(const pg_model *model, pg_activations *a, const pg_panel *
   if (values) memcpy(values, s, (size_t)out->bound * sizeof *values);
   out->seconds = pg__now() - start;
 fail:
-  if (status < 0 && comm) pg_comm_fail(comm, pg_context_message(ctx));
   omp_set_num_threads(threads);
   free(rows);
   free(plain);
@@ -127,4 +141,20 @@ fail:
   free(product);
   free(s);
   return status;
+}
+
+int pg_panel_log_rank(const pg_model *model, pg_activations *a, const pg_panel *panel,
+                      pg_comm *comm, pg_log_rank *out, double *values) {
+  const source from = {model, a, panel, comm, NULL};
+  const int status = log_rank(&from, pg_model_head(model)->value,
+                              pg_model_get_config(model)->logit_scale, panel->tokens, out, values);
+  if (status < 0 && comm) pg_comm_fail(comm, pg_context_message(pg_model_context(model)));
+  return status;
+}
+
+int pg_log_rank_states(const pg_tensor *head, const pg_tensor *hidden, double scale,
+                       pg_log_rank *out, double *values) {
+  const source from = {.hidden = hidden};
+  const int status = pg__check_states(head, hidden);
+  return status < 0 ? status : log_rank(&from, head, scale, hidden->shape[0], out, values);
 }

@@ -1,5 +1,6 @@
 /* Statistics of logits over a panel: a chunk of positions at a time comes down from the device. */
 #include "logits.h"
+#include "finite.h"
 #include "logits_internal.h"
 #include "model_internal.h"
 #include "panel.h"
@@ -37,6 +38,25 @@ static int64_t measure(const float *z, int64_t vocab, pg__logit_row *out) {
   return -1;
 }
 
+/* Rows of statistics of logits z [n, classes] in host memory, row i into rows[place(i)] of `what`,
+ * with place(i) = pieces[i / length].first + i % length, or first + i without pieces. */
+static int measure_rows(pg_context *ctx, const char *what, const float *z, int64_t n,
+                        int64_t classes, int64_t first, const pg_panel_piece *pieces,
+                        int64_t length, pg__logit_row *rows) {
+  int64_t bad = INT64_MAX;
+#pragma omp parallel for schedule(static) num_threads(ctx->threads) reduction(min : bad)
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t at = first + i, place = pieces ? pieces[at / length].first + at % length : at;
+    const int64_t token = measure(z + i * classes, classes, &rows[place]);
+    if (token >= 0) bad = pg__min(bad, place * classes + token);
+  }
+  if (bad == INT64_MAX) return 0;
+  return pg_fail(ctx, PG_ENONFINITE,
+                 "the logits of %s %lld at token %lld are not finite: weights are too large or "
+                 "not finite",
+                 what, (long long)(bad / classes), (long long)(bad % classes));
+}
+
 typedef struct job {
   const pg_model *model;
   pg_activations *a;
@@ -55,20 +75,10 @@ static int batch(void *self, const int32_t *ids, const int32_t *targets,
   (void)targets;
   PG_TRY(pg_model_forward(j->model, j->a, ids, sequences, length, NULL));
   for (int64_t first = 0, count; first < n; first += count) {
-    int64_t bad = INT64_MAX;
     count = pg__min(j->a->chunk, n - first);
     PG_TRY(pg__head_rows(j->model, j->a, first, count, j->host));
-#pragma omp parallel for schedule(static) num_threads(ctx->threads) reduction(min : bad)
-    for (int64_t i = 0; i < count; i++) {
-      const int64_t at = first + i, place = pieces[at / length].first + at % length;
-      const int64_t token = measure(j->host + i * classes, classes, &j->rows[place]);
-      if (token >= 0) bad = pg__min(bad, place * classes + token);
-    }
-    if (bad != INT64_MAX)
-      PG_TRY(pg_fail(ctx, PG_ENONFINITE,
-                     "the logits of panel position %lld at token %lld are not finite: weights are "
-                     "too large or not finite",
-                     (long long)(bad / classes), (long long)(bad % classes)));
+    PG_TRY(measure_rows(ctx, "panel position", j->host, count, classes, first, pieces, length,
+                        j->rows));
     if (!j->inputs) continue;
     PG_TRY(pg__head_inputs(j->model, j->a, first, count, j->host));
     for (int64_t i = 0; i < count; i++) {
@@ -122,18 +132,59 @@ int pg__panel_logit_rows(const pg_model *model, pg_activations *a, const pg_pane
   return status;
 }
 
-int pg_panel_logits(const pg_model *model, pg_activations *a, const pg_panel *panel, pg_comm *comm,
-                    pg_logits *out) {
-  pg_context *ctx = pg_model_context(model);
-  const double start = pg__now(), n = (double)panel->tokens;
-  pg__logit_row *rows = malloc((size_t)panel->tokens * sizeof *rows);
-  int status = 0;
-  if (!rows)
+/* Logits of a chunk: 16 MiB in fp32. */
+#define CHUNK ((int64_t)1 << 22)
+
+int pg__state_logit_rows(const pg_tensor *head, const pg_tensor *hidden, double scale,
+                         pg__logit_row *rows, float *inputs) {
+  pg_context *ctx = head->context;
+  const int64_t classes = head->shape[0], d = head->shape[1], n = hidden->shape[0];
+  const int64_t chunk = pg__max(1, pg__min(n, CHUNK / classes));
+  const size_t bytes = (size_t)(chunk * classes) * sizeof(float);
+  float *host = NULL;
+  void *device = NULL;
+  int status;
+  PG_TRY(pg__check_finite(head, "the head"));
+  PG_TRY(pg__check_finite(hidden, "hidden states"));
+  if (!(host = malloc(bytes)))
+    PG_TRY(pg_fail(ctx, PG_ENOMEM, "no memory for a chunk of %lld logits",
+                   (long long)(chunk * classes)));
+  PG_TRY(pg__alloc(ctx, bytes, "a chunk of logits", &device));
+  for (int64_t first = 0, count; first < n; first += count) {
+    count = pg__min(chunk, n - first);
+    const float *h = (const float *)hidden->data + first * hidden->stride[0];
     PG_TRY(
-        pg_fail(ctx, PG_ENOMEM, "no memory for %lld rows of statistics", (long long)panel->tokens));
-  PG_TRY(pg__panel_logit_rows(model, a, panel, comm, "the statistics of logits", rows, NULL));
+        pg__product(ctx, scale, pg__plain(PG_F32, h, count, d, hidden->stride[0]),
+                    pg__transpose(PG_F32, (const float *)head->data, classes, d, head->stride[0]),
+                    0, NULL, PG_F32, device, classes));
+    PG_LAUNCH(ctx, download, host, device, (size_t)(count * classes) * sizeof *host);
+    PG_TRY(measure_rows(ctx, "position", host, count, classes, first, NULL, 0, rows));
+  }
+  if (inputs) PG_TRY(pg_tensor_read(hidden, inputs));
+fail:
+  if (device) pg__release(ctx, device, bytes);
+  free(host);
+  return status;
+}
+
+int pg__check_states(const pg_tensor *head, const pg_tensor *hidden) {
+  if (head->dtype == PG_F32 && hidden->dtype == PG_F32 && head->ndim == 2 && hidden->ndim == 2 &&
+      head->shape[1] == hidden->shape[1] && head->shape[0] > 0 && hidden->shape[0] > 0 &&
+      head->shape[1] > 0 && head->stride[1] == 1 && hidden->stride[1] == 1)
+    return 0;
+  return pg_fail(head->context, PG_EINVAL,
+                 "logits of hidden states need a head [V, d] and hidden states [n, d], F32 with "
+                 "contiguous rows, not [%lld, %lld] and [%lld, %lld]",
+                 (long long)(head->ndim > 0 ? head->shape[0] : 1),
+                 (long long)(head->ndim > 1 ? head->shape[1] : 1),
+                 (long long)(hidden->ndim > 0 ? hidden->shape[0] : 1),
+                 (long long)(hidden->ndim > 1 ? hidden->shape[1] : 1));
+}
+
+static void summarise(const pg__logit_row *rows, int64_t tokens, pg_logits *out) {
+  const double n = (double)tokens;
   *out = (pg_logits){.logsumexp_max = -INFINITY};
-  for (int64_t i = 0; i < panel->tokens; i++) {
+  for (int64_t i = 0; i < tokens; i++) {
     const pg__logit_row *r = &rows[i];
     out->rms += r->square / n;
     out->centered_rms += r->centered_square / n;
@@ -146,9 +197,40 @@ int pg_panel_logits(const pg_model *model, pg_activations *a, const pg_panel *pa
   }
   out->rms = sqrt(out->rms);
   out->centered_rms = sqrt(out->centered_rms);
+}
+
+static int new_rows(pg_context *ctx, int64_t tokens, pg__logit_row **rows) {
+  *rows = malloc((size_t)tokens * sizeof **rows);
+  if (*rows) return 0;
+  return pg_fail(ctx, PG_ENOMEM, "no memory for %lld rows of statistics", (long long)tokens);
+}
+
+int pg_panel_logits(const pg_model *model, pg_activations *a, const pg_panel *panel, pg_comm *comm,
+                    pg_logits *out) {
+  pg_context *ctx = pg_model_context(model);
+  const double start = pg__now();
+  pg__logit_row *rows = NULL;
+  int status;
+  PG_TRY(new_rows(ctx, panel->tokens, &rows));
+  PG_TRY(pg__panel_logit_rows(model, a, panel, comm, "the statistics of logits", rows, NULL));
+  summarise(rows, panel->tokens, out);
   out->seconds = pg__now() - start;
 fail:
   if (status < 0 && comm) pg_comm_fail(comm, pg_context_message(ctx));
+  free(rows);
+  return status;
+}
+
+int pg_logits_states(const pg_tensor *head, const pg_tensor *hidden, double scale, pg_logits *out) {
+  const double start = pg__now();
+  pg__logit_row *rows = NULL;
+  int status;
+  PG_TRY(pg__check_states(head, hidden));
+  PG_TRY(new_rows(head->context, hidden->shape[0], &rows));
+  PG_TRY(pg__state_logit_rows(head, hidden, scale, rows, NULL));
+  summarise(rows, hidden->shape[0], out);
+  out->seconds = pg__now() - start;
+fail:
   free(rows);
   return status;
 }

@@ -24,6 +24,8 @@ typedef struct pg_logits {
  * naming position and token. */
 int pg_panel_logits(const pg_model *model, pg_activations *a, const pg_panel *panel, pg_comm *comm,
                     pg_logits *out);
+/* The same of hidden states [n, d] of any origin, fp32; logits = scale * head h. */
+int pg_logits_states(const pg_tensor *head, const pg_tensor *hidden, double scale, pg_logits *out);
 
 /* Largest attention logit q_i . k_j / sqrt(head_dim), j <= i, of every head of every block over the
  * panel's sequences: largest[layers * heads] (host). q and k are normalised: its magnitude is at
@@ -48,6 +50,9 @@ typedef struct pg_log_rank {
 /* values: host, [bound], decreasing; NULL: not wanted. */
 int pg_panel_log_rank(const pg_model *model, pg_activations *a, const pg_panel *panel,
                       pg_comm *comm, pg_log_rank *out, double *values);
+/* The same of hidden states [n, d] of any origin, fp32; logits = scale * head h. */
+int pg_log_rank_states(const pg_tensor *head, const pg_tensor *hidden, double scale,
+                       pg_log_rank *out, double *values);
 
 #ifdef __cplusplus
 }

@@ -15,4 +15,10 @@ typedef struct pg__logit_row {
 int pg__panel_logit_rows(const pg_model *model, pg_activations *a, const pg_panel *panel,
                          pg_comm *comm, const char *what, pg__logit_row *rows, float *inputs);
 
+/* The same of hidden states [n, d] of any origin, logits = scale * head h; inputs [n, d]. */
+int pg__state_logit_rows(const pg_tensor *head, const pg_tensor *hidden, double scale,
+                         pg__logit_row *rows, float *inputs);
+/* Whether these are a head [V, d] and hidden states [n, d]. */
+int pg__check_states(const pg_tensor *head, const pg_tensor *hidden);
+
 #endif

@@ -144,6 +144,35 @@ describe("a head without its model", function()
     assert.matches("head %[97, 18%] with 37 hidden states, 1 updates", tostring(head))
   end)
 
+  it("has the statistics of its logits, and their rank", function()
+    local head <close> = small(37)
+    local z = head.hidden:matmul(head.value:t()):to_table()
+    local square, largest, entropy = 0.0, 0.0, 0.0
+    for _, row in ipairs(z) do
+      local sum, moment = 0.0, 0.0
+      for _, x in ipairs(row) do
+        square, largest = square + x * x, math.max(largest, math.abs(x))
+        sum, moment = sum + math.exp(x), moment + x * math.exp(x)
+      end
+      entropy = entropy + math.log(sum) - moment / sum
+    end
+    -- The same fp32 products here; the sums of both are fp64.
+    local got = assert(head:logits())
+    assert.near(math.sqrt(square / (37 * 97)), got.rms, bar * got.rms)
+    assert.near(largest, got.max_abs, bar * largest)
+    assert.near(entropy / 37, got.prob_entropy_mean, bar * entropy / 37)
+    assert.same({ got.rms, "of a head", 37 }, { got.value, got.panel, got.tokens })
+    assert.equal(got.rms, pg.geometry.logits(head).rms)
+    assert.matches("logits over 37 positions", tostring(got))
+    -- Of 37 random directions in 18 dimensions, and of the sums of exponentials.
+    local r = assert(head:log_rank())
+    assert.same({ 19, 19, 19, 37 }, { r.rank, r.bound, #r.values, r.tokens })
+    local few <close> = small(5)
+    assert.equal(5, few:log_rank().rank)
+    assert.error_matches(function() pg.geometry.attention(head) end,
+      "a head alone has no attention: give the panel of a model")
+  end)
+
   it("tells what updates would gain to first order", function()
     local head <close> = small(37)
     local g, loss = head.gradient:clone(), head:loss()

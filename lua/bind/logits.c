@@ -35,6 +35,20 @@ static void close_place(place *p) {
   if (p->box) pgl_disown(p->box);
 }
 
+static int push_logits(lua_State *L, const pg_logits *z) {
+  lua_createtable(L, 0, 10);
+  pgl_set_number(L, "rms", z->rms);
+  pgl_set_number(L, "centered_rms", z->centered_rms);
+  pgl_set_number(L, "max_abs", z->max_abs);
+  pgl_set_number(L, "centered_max_abs", z->centered_max_abs);
+  pgl_set_number(L, "logsumexp_mean", z->logsumexp_mean);
+  pgl_set_number(L, "logsumexp_max", z->logsumexp_max);
+  pgl_set_number(L, "prob_entropy_mean", z->entropy_mean);
+  pgl_set_number(L, "prob_max_mean", z->prob_max_mean);
+  pgl_set_number(L, "seconds", z->seconds);
+  return 1;
+}
+
 /* core.logits(model or run, panel) -> the statistics */
 static int logits(lua_State *L) {
   place p;
@@ -45,17 +59,16 @@ static int logits(lua_State *L) {
   const int status = pg_panel_logits(p.model, p.a, p.panel, p.comm, &z);
   if (status < 0) return pgl_fail(L, pg_model_context(p.model), status);
   close_place(&p);
-  lua_createtable(L, 0, 10);
-  pgl_set_number(L, "rms", z.rms);
-  pgl_set_number(L, "centered_rms", z.centered_rms);
-  pgl_set_number(L, "max_abs", z.max_abs);
-  pgl_set_number(L, "centered_max_abs", z.centered_max_abs);
-  pgl_set_number(L, "logsumexp_mean", z.logsumexp_mean);
-  pgl_set_number(L, "logsumexp_max", z.logsumexp_max);
-  pgl_set_number(L, "prob_entropy_mean", z.entropy_mean);
-  pgl_set_number(L, "prob_max_mean", z.prob_max_mean);
-  pgl_set_number(L, "seconds", z.seconds);
-  return 1;
+  return push_logits(L, &z);
+}
+
+/* core.logits_states(head, hidden, scale) -> the same */
+static int logits_states(lua_State *L) {
+  const pgl_tensor *head = pgl_check_tensor(L, 1), *hidden = pgl_check_tensor(L, 2);
+  pg_logits z;
+  const int status = pg_logits_states(head->tensor, hidden->tensor, pgl_number(L, 3, "scale"), &z);
+  if (status < 0) return pgl_fail(L, pgl_context(head->context), status);
+  return push_logits(L, &z);
 }
 
 /* core.attention_logits(model or run, panel) -> { { largest of each head } of each block },
@@ -85,6 +98,23 @@ static int attention_logits(lua_State *L) {
   return 2;
 }
 
+static int push_log_rank(lua_State *L, const pg_log_rank *r, const double *values) {
+  lua_createtable(L, 0, 8);
+  pgl_set_integer(L, "rank", r->rank);
+  pgl_set_integer(L, "bound", r->bound);
+  pgl_set_number(L, "effective", r->effective);
+  pgl_set_number(L, "stable", r->stable);
+  pgl_set_number(L, "largest", r->largest);
+  pgl_set_number(L, "seconds", r->seconds);
+  lua_createtable(L, (int)r->bound, 0);
+  for (int64_t i = 0; i < r->bound; i++) {
+    lua_pushnumber(L, values[i]);
+    lua_rawseti(L, -2, i + 1);
+  }
+  lua_setfield(L, -2, "values");
+  return 1;
+}
+
 /* core.log_rank(model or run, panel) -> { rank, bound, effective, stable, largest, values, seconds
  * } */
 static int log_rank(lua_State *L) {
@@ -99,20 +129,20 @@ static int log_rank(lua_State *L) {
   const int status = pg_panel_log_rank(p.model, p.a, p.panel, p.comm, &r, values);
   if (status < 0) return pgl_fail(L, pg_model_context(p.model), status);
   close_place(&p);
-  lua_createtable(L, 0, 8);
-  pgl_set_integer(L, "rank", r.rank);
-  pgl_set_integer(L, "bound", r.bound);
-  pgl_set_number(L, "effective", r.effective);
-  pgl_set_number(L, "stable", r.stable);
-  pgl_set_number(L, "largest", r.largest);
-  pgl_set_number(L, "seconds", r.seconds);
-  lua_createtable(L, (int)r.bound, 0);
-  for (int64_t i = 0; i < r.bound; i++) {
-    lua_pushnumber(L, values[i]);
-    lua_rawseti(L, -2, i + 1);
-  }
-  lua_setfield(L, -2, "values");
-  return 1;
+  return push_log_rank(L, &r, values);
+}
+
+/* core.log_rank_states(head, hidden, scale) -> the same */
+static int log_rank_states(lua_State *L) {
+  lua_settop(L, 3);
+  const pgl_tensor *head = pgl_check_tensor(L, 1), *hidden = pgl_check_tensor(L, 2);
+  const double scale = pgl_number(L, 3, "scale");
+  const size_t most = head->tensor->ndim == 2 ? (size_t)head->tensor->shape[1] + 1 : 1;
+  double *values = lua_newuserdatauv(L, most * sizeof *values, 0);
+  pg_log_rank r;
+  const int status = pg_log_rank_states(head->tensor, hidden->tensor, scale, &r, values);
+  if (status < 0) return pgl_fail(L, pgl_context(head->context), status);
+  return push_log_rank(L, &r, values);
 }
 
 /* core.weight_size(tensor, name [, change]) -> { norm, largest, row_min, row_max, column_max,
@@ -147,6 +177,8 @@ static int weight_size(lua_State *L) {
 }
 
 static const luaL_Reg functions[] = {{"logits", logits},
+                                     {"logits_states", logits_states},
+                                     {"log_rank_states", log_rank_states},
                                      {"attention_logits", attention_logits},
                                      {"log_rank", log_rank},
                                      {"weight_size", weight_size},

@@ -263,6 +263,10 @@ function methods:hilbert(t, options)
   return geometry.raw.hilbert(t, self, options)
 end
 
+-- At its hidden states: statistics of logits, the rank of the log-probabilities.
+function methods:logits() return geometry.raw.logits(self) end
+function methods:log_rank() return geometry.raw.log_rank(self) end
+
 function methods:bottleneck(options) return geometry.raw.bottleneck(self, options) end
 
 -- pg.geometry's measurements of a matrix, of U; `head.increment` and `head.gradient` take them too.

@@ -92,8 +92,13 @@ function bottleneck.bottleneck(panel, options)
   end
   local place = panels.place_of(options.run, panel, "bottleneck run")
   panel = panels.read(panel, place, "bottleneck panel")
-  local found = place.core and place.core:bottleneck(panel) or core.bottleneck(place.model, panel)
-  return summary(errors.try(found), "panel " .. panel:hash(), wanted)
+  local found
+  if place.core then
+    found = errors.try(place.core:bottleneck(panel))
+  else
+    found = errors.try(core.bottleneck(place.model, panel))
+  end
+  return summary(found, "panel " .. panel:hash(), wanted)
 end
 
 -- ||Pi g||_F / ||g||_F, Pi the projection onto the column space of u: what of a gradient of the

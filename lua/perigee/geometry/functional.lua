@@ -6,6 +6,7 @@ local keys = require "perigee.keys"
 local panels = require "perigee.panels"
 local report = require "perigee.repl.report"
 local runs = require "perigee.run"
+local show = require "perigee.repl.print"
 local support = require "perigee.geometry.support"
 local weights = require "perigee.weights"
 
@@ -79,8 +80,13 @@ local function render(h)
       :format(number(h.backward_used), number(h.rows_used), number(h.flow_used))
   end
   for _, entry in ipairs(h.worst) do
-    lines[#lines + 1] = ("  %s at position %d: token %d against token %d"):format(
-      number(entry.range), entry.position, entry.high, entry.low)
+    local function token(name)
+      local text = entry[name .. "_text"]
+      return text and show.quoted(text) or ("token %d"):format(entry[name])
+    end
+    lines[#lines + 1] = ("  %s at position %d: %s against %s%s"):format(number(entry.range),
+      entry.position, token "high", token "low",
+      entry.text and ", after " .. show.quoted(entry.text) or "")
   end
   return table.concat(lines, "\n")
 end

@@ -132,45 +132,28 @@ function measure.context(self, panel, position)
   return view.tokens(self):decode(panel:context(position, 24))
 end
 
-local function render_hilbert(h)
-  local lines = { ("Hilbert RMS %s over %d positions (panel %s)"):format(number(h.rms), h.tokens,
-    h.panel),
-    ("  mean %s  median %s  90%% %s  99%% %s  max %s"):format(number(h.mean), number(h.median),
-      number(h.p90), number(h.p99), number(h.max)) }
-  for _, entry in ipairs(h.worst) do
-    lines[#lines + 1] = ("  %-10s after %s"):format(number(entry.range), show.quoted(entry.text))
-  end
-  return table.concat(lines, "\n")
-end
-
--- hilbert{ matrix, panel, tokens, worst }: how far a matrix (the last increment of the head) moves
--- the distribution at each position of a panel, in Hilbert's distance.
+-- hilbert{ matrix, panel, tokens, worst, backward, positions }: the functional size of a matrix
+-- (the last increment of the head), pg.geometry.hilbert with its tokens and contexts as text.
 function methods:hilbert(options)
   if options == nil then options = {} end
   if type(options) == "number" then options = { tokens = options } end
   if type(options) == "userdata" then options = { matrix = options } end
-  check.table(nil, "hilbert", options, "{ matrix, panel, tokens, worst }")
-  keys.check(options, { "matrix", "panel", "tokens", "worst" }, "hilbert")
+  check.table(nil, "hilbert", options, "{ matrix, panel, tokens, worst, backward, positions }")
+  keys.check(options, { "matrix", "panel", "tokens", "worst", "backward", "positions" }, "hilbert")
   local matrix = options.matrix or self.inc
   if matrix == nil then
     errors.misuse("hilbert: there is no increment of the head yet: give matrix = …")
   end
-  matrix = matrix_of(matrix, "hilbert matrix")
   local panel = measure.panel(self, options.panel or options.tokens)
-  local worst = check.integer(nil, "hilbert worst", options.worst or 3, 0)
-  local rms, ranges
-  if self._run and self._run.world == 1 then -- with several, run.core:hilbert is for all of them
-    rms, ranges = errors.try(self._run.core:hilbert(panel, matrix, true))
-  else
-    rms, ranges = errors.try(core.hilbert(self.model, panel, matrix, true))
+  local h = geometry.hilbert(matrix_of(matrix, "hilbert matrix"), panel, { run = self,
+    worst = options.worst, backward = options.backward, positions = options.positions })
+  local all = view.tokens(self)
+  for _, entry in ipairs(h.worst) do
+    entry.text = measure.context(self, panel, entry.position)
+    entry.high_text, entry.low_text = all:text(entry.high), all:text(entry.low)
+    entry.target_text = all:text(entry.target)
   end
-  local result = measure.distribution(ranges, worst)
-  result.rms, result.tokens, result.panel = rms, panel:tokens(), panel:hash()
-  for i, position in ipairs(result.worst) do
-    result.worst[i] = { position = position, range = ranges[position],
-      text = measure.context(self, panel, position) }
-  end
-  return report.new(result, render_hilbert)
+  return h
 end
 
 -- oracle{ matrix, gap, seconds }: the optimum of steepest descent under the row diameter (of the
