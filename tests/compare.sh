@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # tests/compare.sh BUILD: comparisons with other people's software, installed by name into
 # BUILD/venv: Hugging Face `tokenizers` (the same ids) and `transformers` (the same logits), and
-# tools/torch_bench.py, the peer in PyTorch (the same logits, the same training). Exit 77 when they
-# cannot be had.
+# tools/torch_bench.py, the peer in PyTorch (the same logits, the same training), and
+# tools/torch_twin.py, one update in float64. Exit 77 when they cannot be had.
 set -uo pipefail
 build=$(realpath "$1")
 python=$build/venv/bin/python
@@ -15,3 +15,4 @@ bible -f 'gen1:1-gen30:43' </dev/null | sed -E 's/^[^ ]+ //' >"$build/compare.tx
 "$python" tests/tokenizers_compare.py "$build" --text "$build/compare.txt"
 PG_PYTHON=$python "$build/tests/hf_test"
 "$python" tests/torch_compare.py trajectory tests/golden/trajectory
+tests/torch_twin.sh "$build" "$python" "$build/compare.txt"

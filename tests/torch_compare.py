@@ -8,7 +8,7 @@ logits: those of a checkpoint in fp32, against what Perigee computed ({"tokens":
 "logits": [T][V]}); BAR is the relative error that is allowed. trajectory: the whole golden
 trajectory, 40 updates with both heads, eager in one micro-batch and compiled in two, within
 Perigee's own bars: loss and gradient norm 1e-6 and 5e-6 in fp32, 6e-4 and 2e-2 in bf16. Exit codes:
-0 agrees, 1 does not, 77 torch or safetensors is not installed.
+0 agrees, 1 does not, 77 torch, numpy or safetensors is not installed.
 """
 import json
 import math
@@ -17,7 +17,6 @@ import sys
 import types
 
 try:
-    import numpy
     import torch
     from safetensors.torch import load_file
 except ImportError as reason:
@@ -26,6 +25,7 @@ except ImportError as reason:
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
 import torch_bench  # noqa: E402
+from torch_twin import batches  # noqa: E402
 
 
 def compare_logits(folder, logits_path, bar="1e-5"):
@@ -46,28 +46,6 @@ def compare_logits(folder, logits_path, bar="1e-5"):
     print(f"torch_bench: {got.shape[0]} positions, {got.shape[1]} tokens: relative error "
           f"{relative:.3g} (bar {float(bar):g})")
     return relative <= float(bar)
-
-
-def batches(folder, length, group, seed):
-    """Optimizer batches in the order of the loader, as (inputs, targets): shards shuffled per
-    epoch, groups of consecutive sequences shuffled within a shard."""
-    shards = [torch.from_numpy(numpy.fromfile(path, "<u2", offset=1024).astype("int64"))
-              for path in sorted(folder.glob("*_train_*.bin"))]
-
-    def shuffled(count, *entropy):
-        order = numpy.arange(count)
-        bits = numpy.random.PCG64(numpy.random.SeedSequence(entropy))
-        numpy.random.Generator(bits).shuffle(order)
-        return order
-
-    epoch = 0
-    while True:
-        for i in shuffled(len(shards), seed, epoch, 0):
-            tokens = shards[i]
-            for g in shuffled((len(tokens) - 1) // length // group, seed, epoch, int(i), 1):
-                text = tokens[g * group * length:(g + 1) * group * length + 1]
-                yield text[:-1].view(group, length), text[1:].view(group, length)
-        epoch += 1
 
 
 def schedule(t, total, warmup, floor):
