@@ -169,6 +169,49 @@ describe("perigee sweep recipes/paper.lua", function()
   end)
 end)
 
+describe("a dry run", function()
+  local function dry(...)
+    return support.perigee { "train", path, "--set", "data=" .. data, "--dry-run", "--device",
+      "cpu", ... }
+  end
+
+  it("says what the run takes at a given rate", function()
+    -- 3713531904 tokens of 6 (185680896 - 50257 * 512) + 12 * 32 * 512 * 1024 = 1.161e9 FLOP.
+    local code, out, err = dry("--rate", "4e14")
+    assert.equal(0, code, err)
+    assert.matches("training takes 4.31e+18 FLOP: 3,713,531,904 tokens of 1.161e+09,", out, 1,
+      true)
+    assert.matches("\ntime: 2h59m at the given rate (4e+14 FLOP/s), without validation", out, 1,
+      true)
+    code, out = dry()
+    assert.equal(0, code)
+    assert.matches("training takes 4.31e+18 FLOP", out, 1, true)
+    assert.not_matches("time:", out)
+  end)
+
+  it("measures the rate when asked to, and says so", function()
+    local code, out, err = dry("--rate", "measured")
+    assert.equal(0, code, err)
+    local time, rate = out:match "\ntime: (%w+) at least, at the peak measured on cpu %(([%d.e+]+)"
+    local seconds, unit = 0, { d = 86400, h = 3600, m = 60, s = 1 }
+    for count, name in time:gmatch "(%d+)(%a)" do seconds = seconds + count * unit[name] end
+    -- Three digits of the rate; two units of the time, the second cut off: at most 1 in 24.
+    assert.is_true(math.abs(seconds * tonumber(rate) / 4.312e18 - 1) <= 0.005 + 1 / 24, time)
+  end)
+
+  it("refuses other rates", function()
+    for _, rate in ipairs { "fast", "0", "-1", "inf", "nan" } do
+      local code, _, err = dry("--rate", rate)
+      assert.equal(2, code)
+      assert.matches("--rate " .. rate .. " is not allowed: expected FLOP per second above 0, or "
+        .. "'measured'", err, 1, true)
+    end
+    local code, _, err = support.perigee { "train", path, "--rate", "1e9" }
+    assert.equal(2, code)
+    assert.matches("expected with --dry-run", err, 1, true)
+  end)
+end)
+
 describe("what the released program has beside them", function()
   it("is AdamW on every matrix, 190m and 380m", function()
     for model, rates in pairs { ["190m"] = { 2e-3, 2e-3, 2e-3 },

@@ -4,6 +4,7 @@ local config = require "perigee.config"
 local console = require "perigee.console"
 local errors = require "perigee.errors"
 local memory = require "perigee.memory"
+local rate = require "perigee.rate"
 local session = require "perigee.session"
 
 local mib = 2.0 ^ 20
@@ -27,7 +28,7 @@ local function describe_rank(run)
   return core.json.encode { place = place, need = need }
 end
 
-local function print_plan(run, ranks)
+local function print_plan(run, ranks, speed)
   local places = { { "rank", "host", "local", "device", "threads", "process" } }
   local needs = { { "rank", table.unpack(memory.parts) } }
   for _, title in ipairs { "total", "free", "fits" } do table.insert(needs[1], title) end
@@ -46,6 +47,7 @@ local function print_plan(run, ranks)
     batch.sequences // (batch.micro * run.world) == 1 and "" or "es", batch.micro,
     run.world == 1 and "" or sharded and "; optimizer work and slots split over the ranks"
     or "; every rank updates everything"))
+  print(rate.line(speed, run.compute, run.model_config, run.tokens_per_update * run.last))
   print "\nmemory at the peak, MiB:"
   for _, line in ipairs(console.columns(needs)) do print(line) end
   if run.planned_for then
@@ -56,11 +58,15 @@ local function print_plan(run, ranks)
     :format(memory.text(run.need.logits)))
 end
 
-return function(recipe, options)
+-- text: that of --rate, or nil.
+return function(recipe, options, text)
   local _, run = session.plan(recipe, options)
   local ok, e = pcall(function()
     local ranks = errors.try(run.comm:gather(describe_rank(run)))
-    if run.rank == 0 then print_plan(run, ranks) end
+    if run.rank == 0 then
+      local device = run.planned_for and run.planned_for.device or run.ctx:device()
+      print_plan(run, ranks, rate.from(text, device, run.ctx:threads(), run.world))
+    end
     errors.try(run.comm:leave())
   end)
   if not ok then run.comm:fail(errors.text(e)) end

@@ -3,6 +3,7 @@ local cli = require "perigee.cli"
 local errors = require "perigee.errors"
 local grid = require "perigee.sweep.grid"
 local plan = require "perigee.sweep.plan"
+local rate = require "perigee.rate"
 local sweep = require "perigee.sweep"
 
 local command = {
@@ -27,8 +28,7 @@ local command = {
     { name = "gpus-per-run", value = "N", kind = "integer", min = 1, max = 64,
       help = "GPUs of each run, one process each (default 1)" },
     { name = "dry-run", help = "show the plan, train nothing, write nothing" },
-    { name = "rate", value = "FLOPS", kind = "number",
-      help = "with --dry-run: FLOP per second, for the times (perigee bench measures it)" },
+    rate.option,
     cli.device_option, cli.compute_option, cli.threads_option,
     { name = "quiet", help = "print nothing but errors" },
   },
@@ -48,9 +48,12 @@ function command.run(options, positional)
     gpus_per_run = options.gpus_per_run, device = options.device, compute = options.compute,
     threads = options.threads, quiet = options.quiet, signals = true }
   if options.dry_run then
-    for _, line in ipairs(plan.lines(self.runs, options.rate)) do print(line) end
+    local speed = rate.from(options.rate, options.device or self.runs[1].plan.device,
+      options.threads, options.gpus_per_run or 1)
+    for _, line in ipairs(plan.lines(self.runs, speed)) do print(line) end
     return 0
   end
+  if options.rate then errors.usage("--rate: expected with --dry-run") end
   sweep.run(self)
   return self.interrupted and 75 or self.complete and 0 or 1
 end

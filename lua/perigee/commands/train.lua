@@ -1,7 +1,9 @@
 -- perigee train RECIPE
 local cli = require "perigee.cli"
+local errors = require "perigee.errors"
 local loop = require "perigee.commands.loop"
 local plan = require "perigee.commands.plan"
+local rate = require "perigee.rate"
 local session = require "perigee.session"
 
 local command = {
@@ -12,6 +14,7 @@ local command = {
   positional = { 1, 1 },
   options = cli.with_training {
     { name = "dry-run", help = "show the ranks and the plan, train nothing, write nothing" },
+    rate.option,
     { name = "out", value = "DIR", help = "the run directory, which must not exist" },
   },
 }
@@ -20,10 +23,10 @@ function command.run(options, positional)
   options.set = cli.settings(options.set)
   options.signals = true
   options.attach, options.no_attach = not options.no_attach, nil
-  if options.dry_run then
-    options.dry_run = nil
-    return plan(positional[1], options)
-  end
+  local dry_run, speed = options.dry_run, options.rate
+  options.dry_run, options.rate = nil, nil
+  if dry_run then return plan(positional[1], options, speed) end
+  if speed then errors.usage("--rate: expected with --dry-run") end
   return loop(session.new(positional[1], options))
 end
 

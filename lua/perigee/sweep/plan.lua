@@ -3,6 +3,7 @@ local check = require "perigee.check"
 local console = require "perigee.console"
 local errors = require "perigee.errors"
 local grid = require "perigee.sweep.grid"
+local rate = require "perigee.rate"
 local updates = require "perigee.bench.updates"
 local session = require "perigee.session"
 
@@ -74,21 +75,28 @@ function plan.runs(spec, points)
   return runs
 end
 
--- The plan as lines of a table. `rate`: tokens per second, for the times, or nil.
-function plan.lines(runs, rate)
-  local rows = { { "run", "weights", "updates", "tokens", "memory", rate and "time" or nil } }
+-- The plan as lines of a table. `speed`: of perigee.rate, for the times, or nil.
+function plan.lines(runs, speed)
+  local rows = { { "run", "weights", "updates", "tokens", "memory", speed and "time" or nil } }
   local tokens, seconds = 0, 0
   for _, run in ipairs(runs) do
     local p = run.plan
-    local time = rate and p.tokens * p.flops_per_token / rate
+    local time = speed and rate.seconds(speed, p.compute, p.flops_per_token, p.tokens)
     tokens, seconds = tokens + p.tokens, seconds + (time or 0)
     rows[#rows + 1] = { run.name, console.grouped(p.weights), console.grouped(p.last),
       console.grouped(p.tokens), ("%.2f GiB%s"):format(p.need / 2 ^ 30, p.fits and "" or " (!)"),
       time and console.duration(time) or nil }
   end
   rows[#rows + 1] = { ("%d runs"):format(#runs), "", "", console.grouped(tokens), "",
-    rate and console.duration(seconds) or nil }
-  return console.columns(rows)
+    speed and console.duration(seconds) or nil }
+  local lines = console.columns(rows)
+  if speed then
+    local types = {}
+    for i, run in ipairs(runs) do types[i] = run.plan.compute end
+    lines[#lines + 1] = ("times %s (%s), without validation, diagnostics and saves"):format(
+      speed.text, rate.words(speed, types))
+  end
+  return lines
 end
 
 return plan
