@@ -70,7 +70,7 @@ describe("perigee bench", function()
       for _, name in ipairs { "tokens_per_second", "seconds_per_update", "flops_per_token",
         "flops_per_second", "utilisation", "peak_memory_bytes", "profile_seconds",
         "newton_schulz_seconds", "diameter_seconds", "diameter_share",
-        "diameter_work", "all_pairs_seconds", "all_pairs_utilisation" } do
+        "diameter_work", "all_pairs_work", "all_pairs_seconds", "all_pairs_utilisation" } do
         positive(case[name], name)
       end
       assert(case.data_wait_seconds >= 0)

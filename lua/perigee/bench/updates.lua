@@ -97,6 +97,12 @@ local function all_pairs(ctx, like)
   return errors.try(core.diameter(cloud))
 end
 
+-- What was multiplied, over rows (rows - 1) / 2 pairs: looking for what could be left out included.
+local function all_pairs_work(whole, like)
+  local rows, columns = like:shape()[1], like:shape()[2]
+  return whole.multiply_adds / (rows * (rows - 1) / 2 * columns)
+end
+
 -- case: { label, config, compute, recompute, head, sequences, micro, updates, warmup }. Returns
 -- what --json prints for it. `peak` is the denominator of the utilisation, FLOP/s, and `fp32` that
 -- of the diameter.
@@ -146,6 +152,7 @@ function updates.measure(ctx, case, peak, fp32)
       { "diameter_seconds", diameter },
       { "diameter_share", diameter / (diameter + 10 * seconds) },
       { "diameter_work", work / whole.multiply_adds },
+      { "all_pairs_work", all_pairs_work(whole, head.increment) },
       { "all_pairs_seconds", whole.seconds },
       { "all_pairs_utilisation", 2 * whole.multiply_adds / whole.seconds / fp32 },
     }

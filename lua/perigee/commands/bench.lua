@@ -137,6 +137,8 @@ local function print_case(case)
   print(("    %.2f %% of the arithmetic of all pairs, which take %.4f s, %.1f times as long, at "
     .. "%.1f %% of the fp32 peak"):format(100 * case.diameter_work, case.all_pairs_seconds,
     case.all_pairs_seconds / case.diameter_seconds, 100 * case.all_pairs_utilisation))
+  print(("    all pairs multiply %.2f %% of what rows (rows - 1) / 2 d need"):format(
+    100 * case.all_pairs_work))
 end
 
 local function measure_kernels(context, case, peak_of_machine)
