@@ -294,6 +294,72 @@ describe("changes by clients", function()
     assert.not_equal(plain, other)
   end)
 
+  it("add hooks that a resume has again, and says which it has not", function()
+    local code = "hook(pg.every(3, function(r) r:edit('lm_head.weight', "
+      .. "function(w) w:mul_(0.9) end) r:log('mine/head', r.update) end))"
+    local whole = final(nil, code)
+    assert.not_equal(final(nil, "run.update"), whole)
+    assert.equal(whole, (final(5, code)))
+    local again, _, lines = final(8, code)
+    assert.equal(whole, again)
+    for update = 4, 12 do
+      local line = lines[update] or {}
+      assert.equal(update % 3 == 0 and update or nil, line["mine/head"])
+    end
+
+    local run, out = open()
+    local client = connect(out)
+    for _, text in ipairs {
+      "hook(function(r) r:log('mine/a', 'head n', 1) end)", "n = 0",
+      "hook(function(r) n = n + 1 r:log('mine/n', n) end)",
+      "local k = 2 return hook(function(r) r:log('mine/k', k) end)",
+      "hook(pg.every(2, pg.diagnostics.head_geometry { separation = true }))",
+      "return hook(function(r) r:log('mine/gone', 1) end)", "unhook(5)",
+      "hook(function() print(inc:norm()) end)",
+      "hook(pg.at({ 10 }, function(run) run:log('mine/tokens', run.tokens) end))",
+    } do
+      client:ask(text)
+      runs.inner(run).attached:pump()
+      local r = client:answer()
+      assert.is_true(r.ok, r.text)
+    end
+    local changes = {}
+    for _, line in ipairs(attach_lines(out)) do
+      if line["attach/changes"] then changes[#changes + 1] = line["attach/changes"][1] end
+    end
+    assert.same({ "hook 1: every update",
+      "hook 2: every update (a resume does not have it: it uses the client's 'n')",
+      "hook 3: every update (a resume does not have it: the command was more than one call of "
+        .. "hook(…))", "hook 4: pg.every(2)", "hook 5: every update", "hook 5 removed",
+      "hook 6: every update (a resume does not have it: it uses the client's 'inc')",
+      "hook 7: pg.at{10}" }, changes)
+    for _ = 1, 4 do run:step() end
+    run:close()
+    for _ = 1, 2 do -- what came back is kept again
+      run = assert(pg.resume(out, { threads = 1, recipe = support.recipe(pg, data) }))
+      for _ = 1, 4 do run:step() end
+      run:close()
+    end
+    local markers, all = support.metrics(out)
+    local said = {}
+    for _, line in ipairs(markers) do
+      if line.session then said[#said + 1] = line["session/hooks"] end
+    end
+    assert.same({ "hook 1: every update", "hook 2: every update (left out: its code is not known)",
+      "hook 3: every update (left out: its code is not known)", "hook 4: pg.every(2)",
+      "hook 6: every update (left out: its code is not known)", "hook 7: pg.at{10}" }, said[1])
+    assert.same({ "hook 1: every update", "hook 2: pg.every(2)", "hook 3: pg.at{10}" }, said[2])
+    assert.same({ "head n", 4 }, { all[4]["mine/a"], all[4]["mine/n"] })
+    for update = 5, 12 do
+      local line = all[update]
+      assert.same({ "head n" }, { line["mine/a"], line["mine/n"], line["mine/k"],
+        line["mine/gone"] })
+      assert.equal(update % 2 == 0,
+        line["diagnostics/lm_head_step/separation"] ~= nil)
+    end
+    assert.is_number(all[10]["mine/tokens"])
+  end)
+
   it("are refused when they cannot be kept", function()
     local run <close>, out = open()
     local client = connect(out)
@@ -476,34 +542,61 @@ describe("a program that is attached to", function()
     assert.is_true(support.one_line(err, "no attach.json"), err)
   end)
 
-  it("may have several ranks, of which the first one serves alone #mpi", function()
+  it("may have several ranks, which follow the clients of the first one #mpi", function()
     if support.shell("command -v mpirun") ~= 0
       or core.fs.kind(support.build .. "/lib/perigee/perigee_mpi.so") ~= "file" then
       return pending "there is no mpirun, or this build has no perigee_mpi.so"
     end
-    local out = train("ranks", "timeout 100 mpirun --bind-to none --oversubscribe -n 2")
-    local code, _, err = attach(out, "hilbert(64)", "inc:diameter()", "run.world == 2 or error()")
-    assert.equal(0, code, err)
-    for _, text in ipairs { "set('head', { lr = 1 })", "pause()", "run:validate { tokens = 64 }",
-      "run:hilbert(run:panel(64))", "what_if(pg.optim.adamw {})",
-      "run:edit('lm_head.weight', function() end)", "hook(function() end)" } do
-      code, _, err = attach(out, text)
+    local launcher = "timeout 100 mpirun --bind-to none --oversubscribe -n 2"
+    local out = train("ranks", launcher)
+    local function ask(...)
+      local code, text, err = attach(out, ...)
+      assert.equal(0, code, err)
+      return text
+    end
+    ask("hilbert(64)", "inc:diameter()", "run.world == 2 or error()")
+    for _, text in ipairs { "run:validate { tokens = 64 }", "run:hilbert(run:panel(64))",
+      "what_if(pg.optim.adamw {})", "run:edit('lm_head.weight', function() end)",
+      "hook(function() end)" } do
+      local code, _, err = attach(out, text)
       assert.equal(1, code)
       assert.is_true(support.one_line(err, "rank"), err)
     end
-    local path
-    code, path, err = attach(out, "checkpoint()")
-    assert.equal(0, code, err)
-    assert.equal(0, (attach(out, "run:stop('enough')")))
+    -- One client stays: what it asks for is followed at once, and again while training waits.
+    local paused = tonumber(ask("pause { stay = true }"):match("paused at update (%d+)"))
+    core.sleep(2.5) -- longer than a beat
+    assert.equal(paused, tonumber(ask "run.update"))
+    local path = ask("checkpoint()"):match("%S+")
+    assert.equal(("%s/checkpoints/%08d"):format(out, paused), path)
+    assert.matches(("from update %d on"):format(paused + 1), ask("set('head', { lr = 1e-4 })"))
+    ask("run:set_optimizer('embedding', pg.optim.sgd { lr = 1e-3 })")
+    -- Known to rank 0 alone.
+    ask("run:set_optimizer('head', pg.optim.define { name = 'mine', slots = {}, defaults = "
+      .. "{ lr = 1 }, increment = function(w, h) return w.gradient * -h.lr end } {})")
+    assert.equal(paused, tonumber(ask "run.update"))
+    assert.is_true(core.fs.exists(path .. "/manifest.json"))
+    ask "continue()"
+    for _ = 1, 600 do
+      if tonumber(ask "run.update") > paused then break end
+      core.sleep(0.02)
+    end
+    assert.same({ "rownorm", "sgd" }, { ask("run.head.optimizer"):match("%a+"),
+      ask("run.embedding.optimizer"):match("%a+") })
+    ask "run:stop('enough')"
     local summary = ended(out)
     assert.equal("enough", summary.reason)
-    assert.is_true(core.fs.exists(path:match("%S+") .. "/manifest.json"))
-    -- Nothing was changed on one rank alone.
+    local failed
     for _, line in ipairs(attach_lines(out)) do
-      for _, change in ipairs(line["attach/changes"] or {}) do
-        assert.is_truthy(change == "checkpoint" or change == "stop: enough", change)
+      if (line["attach/error"] or ""):find("'mine' is not defined on all ranks") then
+        failed = line
       end
     end
+    assert.is_table(failed)
+    -- A resume from there has the same changes.
+    local host = support.json(("%s/checkpoints/%08d/state.json"):format(out, summary.update)).host
+    assert.same({ { paused, 1e-4 }, { paused, "sgd" } }, {
+      { host.optimizer_changes[1].update, host.optimizer_changes[1].set.lr },
+      { host.optimizer_changes[2].update, host.optimizer_changes[2].optimizer.name } })
   end)
 
   it("trains without a socket where there is no place for one", function()

@@ -64,7 +64,7 @@ function methods.stop(handle, reason)
   local run = open_run(handle)
   reason = reason == nil and "run:stop" or check.string(nil, "reason", reason)
   if alone(run) then
-    run.attached.stop = reason -- the ranks agree on it after the next update
+    run.attached:order { stop = reason }
   else
     run.stop_reason = reason
   end
@@ -82,9 +82,13 @@ function methods.checkpoint(handle)
       .. "checkpoint elsewhere")
   end
   local complete = run.status ~= "running" or run.line_written
-  if complete and not alone(run) then return core.uninterrupted(run.save_checkpoint, run) end
+  if complete and alone(run) then
+    run.attached:order { checkpoint = true }
+    return checkpoints.path(run.out, run.attached:next_order())
+  end
+  if complete then return core.uninterrupted(run.save_checkpoint, run) end
   run.save_requested = true
-  return checkpoints.path(run.out, complete and run.update + 1 or run.update)
+  return checkpoints.path(run.out, run.update)
 end
 
 -- ---- logging and saving ----------------------------------------------------------------------
@@ -201,6 +205,14 @@ local function named(names)
   return #names == 1 and names[1] or ("%s and %d more"):format(names[1], #names - 1)
 end
 
+-- Of a client of several ranks: all of them make the change when they meet next.
+local function ordered(run, change, text)
+  if not alone(run) then return false end
+  run.attached:order(change)
+  run.attached:note(text)
+  return true
+end
+
 -- From the next update on, another optimizer for the selected parameters.
 function methods.set_optimizer(handle, selector, optimizer)
   local run = open_run(handle)
@@ -208,12 +220,12 @@ function methods.set_optimizer(handle, selector, optimizer)
     check.fail(nil, "run:set_optimizer optimizer", optimizer, "pg.optim.NAME{…}")
   end
   local names = run:select(selector)
-  local saved = optimizer:to_data()
-  together(run, "run:set_optimizer")
+  local change = { parameters = core.json.array(names), optimizer = optimizer:to_data() }
+  if ordered(run, change, ("%s: %s"):format(named(names), optimizer:describe())) then return end
   core.uninterrupted(function()
     run:change_optimizer(names, optimizer)
-    table.insert(run.changes, { update = run.update, parameters = core.json.array(names),
-      optimizer = saved })
+    change.update = run.update
+    table.insert(run.changes, change)
     run:changed(("%s: %s"):format(named(names), optimizer:describe()),
       ("%s: %s"):format(table.concat(names, ", "), optimizer:describe()))
   end)
@@ -235,13 +247,14 @@ function methods.set(handle, selector, changes)
   end
   if #parts == 0 then check.fail(nil, "run:set", changes, "at least one hyperparameter") end
   table.sort(parts)
-  local names = run:select(selector)
-  together(run, "run:set")
+  local names, text = run:select(selector), table.concat(parts, ", ")
+  run:check_hypers(names, own)
+  local change = { parameters = core.json.array(names), set = own }
+  if ordered(run, change, ("%s: %s"):format(named(names), text)) then return end
   core.uninterrupted(function()
     run:change_hypers(names, own)
-    table.insert(run.changes, { update = run.update, parameters = core.json.array(names),
-      set = own })
-    local text = table.concat(parts, ", ")
+    change.update = run.update
+    table.insert(run.changes, change)
     run:changed(("%s: %s"):format(named(names), text),
       ("%s: %s"):format(table.concat(names, ", "), text))
   end)

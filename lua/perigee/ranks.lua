@@ -1,6 +1,9 @@
 -- What the ranks of a run settle together: methods of a Run (run.lua).
+local core = require "perigee.core"
 local errors = require "perigee.errors"
+local optim = require "perigee.optim"
 local record = require "perigee.record"
+local state = require "perigee.state"
 
 local Ranks = {}
 
@@ -47,12 +50,68 @@ function Ranks:agree()
   self.since_agreed = nil
   local all = errors.try(self.comm:meet(("the end of update %d"):format(self.update), { code,
     self.stop_reason and 1 or 0, self.save_requested and 1 or 0, self.ctx:peak_bytes(),
-    record.peak_resident() or 0, changed, -changed }))
+    record.peak_resident() or 0, changed, -changed,
+    self.attached and self.attached:has_clients() and 1 or 0 }))
   if all[6] ~= -all[7] then self:refuse_changes(changes) end
   self.agreed_signal = stops[math.tointeger(all[1])]
   if all[2] > 0 then self.stop_reason = self.stop_reason or "run:stop on another rank" end
   self.save_requested = all[3] > 0 or nil
+  self.take_orders = all[8] > 0
   self.peak_bytes, self.peak_resident = all[4], all[5] > 0 and all[5] or nil
+end
+
+-- ---- clients -------------------------------------------------------------------------------
+
+-- One order of a client. It was checked when it was given; what other orders have made impossible
+-- since changes nothing, on any rank.
+local function follow(run, text)
+  local order = core.json.decode(text)
+  if order.stop then
+    run.stop_reason = run.stop_reason or order.stop
+  elseif order.checkpoint then
+    run:save_checkpoint()
+  else
+    order.update = run.update
+    local ok, problem = true, nil
+    if order.optimizer then -- a client may have defined one, which other ranks do not know
+      ok, problem = pcall(optim.from_data, order.optimizer)
+      local unknown = errors.try(run.comm:meet("a client's optimizer", { ok and 0 or 1 }))[1] > 0
+      if ok and unknown then
+        ok, problem = false, ("optimizer '%s' is not defined on all ranks: nothing was changed")
+          :format(order.optimizer.name)
+      end
+    end
+    if ok then
+      ok, problem = pcall(state.change, run, order, order.parameters)
+      run:changed(nil, text .. (ok and "" or ": " .. errors.text(problem)))
+    end
+    if not ok and run.attached then run.attached:failed(errors.text(problem)) end
+  end
+end
+
+-- What the clients of rank 0 want all ranks to do, and the signals of all. True while they pause.
+local function follow_orders(run)
+  local attached = run.attached
+  local texts = errors.try(run.comm:gather(core.json.encode {
+    signal = run:own_signal(), paused = attached and attached.paused ~= nil or nil,
+    orders = attached and core.json.array(attached:take_orders()) or nil }))
+  local first
+  for _, text in ipairs(texts) do
+    local said = core.json.decode(text)
+    first = first or said
+    run.agreed_signal = run.agreed_signal or said.signal
+  end
+  for _, order in ipairs(first.orders or {}) do follow(run, order) end -- texts, alike on all
+  return first.paused and not run.agreed_signal and not run.stop_reason
+end
+
+-- Between two updates. The ranks meet for orders when a client was there as the update ended.
+function Ranks:serve_clients()
+  local together = self.take_orders or false
+  self.take_orders = false
+  repeat
+    if self.attached then self.attached:pump(together) end
+  until not together or not follow_orders(self)
 end
 
 return Ranks

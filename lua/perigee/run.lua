@@ -163,6 +163,13 @@ function Run:change_optimizer(names, optimizer)
   end
 end
 
+-- Raises where these are no hyperparameters of the present optimizers.
+function Run:check_hypers(names, changes)
+  for _, name in ipairs(names) do
+    self.assignments[self.owner[name]].optimizer:with(changes)
+  end
+end
+
 -- run:set: other hyperparameters for the same optimizers, whose slots and schedules stay.
 function Run:change_hypers(names, changes)
   local order, groups, made = {}, {}, {}
@@ -188,7 +195,7 @@ function Run:changed(text, exactly)
     self.since_agreed = self.since_agreed or {}
     table.insert(self.since_agreed, exactly)
   end
-  if self.attached then self.attached:note(text) end
+  if self.attached and text then self.attached:note(text) end
 end
 
 -- Scales and function-valued hyperparameters of update index t.
@@ -344,7 +351,6 @@ end
 function Run:finish_update()
   if self.line_written then return end
   self.line_written = true
-  if self.attached and self.attached.stop then self.stop_reason = self.attached.stop end
   self:agree()
   record.write(self)
   if self:checkpoint_due() and #self.pending == 0 and not self.in_memory then
@@ -485,7 +491,7 @@ function Run:next_update()
   if self.status ~= "running" then return nil end
   self:begin()
   self:finish_update()
-  if self.attached then self.attached:pump() end
+  self:serve_clients()
   local status, reason = self:ending()
   if status then
     self:conclude(status, reason)

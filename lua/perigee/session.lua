@@ -359,6 +359,9 @@ function session.resume(path, options)
     }
     local attention = config.attention(run)
     if attention then marker[#marker + 1] = { "session/attention", attention } end
+    if run.replayed_hooks then
+      marker[#marker + 1] = { "session/hooks", core.json.array(run.replayed_hooks) }
+    end
     errors.try(run.metrics:write(marker))
     if not found then
       run.console:note(("no valid checkpoint in %s: starting over"):format(path))
@@ -366,6 +369,9 @@ function session.resume(path, options)
     run.console:print(config.header(run))
     run.console:print(found and ("resuming %s at update %d from %s"):format(path, update, found)
       or ("run directory: " .. path))
+    for _, text in ipairs(run.replayed_hooks or {}) do
+      run.console:note("of a client: " .. text)
+    end
     note_original(run, place)
     note_launcher(run)
     run:start()

@@ -74,12 +74,23 @@ function state.collect(run, kept)
   return host
 end
 
--- set_optimizer changes recorded in a checkpoint, again. `keep` (role -> boolean) limits them to
--- roles whose slots are kept by a fork.
+-- One change of optimizers or hyperparameters of `names`, and what a checkpoint keeps of it.
+function state.change(run, change, names)
+  if change.set then
+    run:change_hypers(names, change.set)
+  else
+    run:change_optimizer(names, optim.from_data(change.optimizer))
+  end
+  run.changes[#run.changes + 1] = { update = change.update, parameters = core.json.array(names),
+    optimizer = change.optimizer, set = change.set }
+end
+
+-- Changes recorded in a checkpoint, again. `keep` (role -> boolean) limits those of optimizers to
+-- roles whose slots are kept by a fork, which has the hooks of its own recipe alone.
 function state.replay_changes(run, host, keep)
   for _, change in ipairs(host.optimizer_changes or {}) do
     local names = {}
-    for _, name in ipairs(change.parameters) do
+    for _, name in ipairs(change.parameters or {}) do
       local parameter = run.by_name[name]
       if not parameter then
         errors.world(("ESTATE: the checkpoint changed the optimizer of %s, which this model does "
@@ -87,15 +98,10 @@ function state.replay_changes(run, host, keep)
       end
       if not keep or keep[parameter.role] then names[#names + 1] = name end
     end
-    if #names > 0 then
-      if change.set then
-        run:change_hypers(names, change.set)
-      else
-        run:change_optimizer(names, optim.from_data(change.optimizer))
-      end
-      run.changes[#run.changes + 1] = { update = change.update,
-        parameters = core.json.array(names), optimizer = change.optimizer, set = change.set }
-    end
+    if #names > 0 then state.change(run, change, names) end
+  end
+  if not keep then
+    require("perigee.attach.hooks").replay(run, host.optimizer_changes or {})
   end
 end
 

@@ -1,20 +1,10 @@
 -- What a client of a live run can call beside the names of every prompt. Each of these returns a
 -- text for the client; what they change is noted by the run (run:changed).
 local check = require "perigee.check"
-local core = require "perigee.core"
 local errors = require "perigee.errors"
-local hooks = require "perigee.hooks"
+local live = require "perigee.attach.hooks"
 
 local names = {}
-
--- One hook of a recipe's list as a client gives it.
-local function one_hook(item)
-  local actions, checkpoints = hooks.normalise({ item }, nil)
-  if #checkpoints > 0 then
-    errors.misuse("hook: a pg.checkpoint{…} belongs into the recipe: checkpoint() saves now")
-  end
-  return actions[1]
-end
 
 -- Names for one client of `server`.
 function names.of(server, client)
@@ -25,13 +15,10 @@ function names.of(server, client)
   -- Training waits until continue(), or until the client that paused it leaves; with stay = true
   -- until continue() alone.
   function api.pause(options)
-    if run.world > 1 then
-      errors.misuse("pause: the other %d ranks would wait in vain", run.world - 1)
-    end
     local stay = options ~= nil and check.table(nil, "pause", options).stay or false
     server.paused = { client = client, stay = check.boolean(nil, "pause stay", stay) }
     server:note("pause")
-    return ("paused at update %d; continue() goes on"):format(run.update)
+    return ("paused at update %d; continue() goes on"):format(server:next_order())
   end
 
   api["continue"] = function()
@@ -43,7 +30,7 @@ function names.of(server, client)
 
   function api.set(selector, changes)
     handle:set(selector, changes)
-    return "from update " .. run.update + 1 .. " on"
+    return "from update " .. server:next_order() + 1 .. " on"
   end
 
   function api.checkpoint()
@@ -56,41 +43,16 @@ function names.of(server, client)
   -- longer than the time limit, is removed; training goes on.
   function api.hook(item)
     if run.world > 1 then
-      errors.misuse("hook: it would run on rank 0 alone, without the other %d ranks", run.world - 1)
+      errors.misuse("hook: it would run on rank 0 alone, without the other %d ranks: put it into "
+        .. "the recipe", run.world - 1)
     end
-    local made = one_hook(item)
-    local meta = getmetatable(made.action)
-    if type(meta) == "table" and meta.prepare then made.action:prepare(handle) end
-    local index = #run.spec.hooks + 1
-    local action, limit = made.action, client.limit
-    made.action = function(r)
-      server.hooking = true
-      local ok, problem, _, reason = core.guard({ seconds = limit }, function() action(r) end)
-      server.hooking = false
-      if ok or reason == "interrupted" then return end -- a signal to the run is no fault of it
-      made.removed = true
-      local text = ("hook %d was removed: %s"):format(index, reason or errors.text(problem))
-      server:record { { "attach/update", run.update }, { "attach/hook", index },
-        { "attach/error", text } }
-      server:tell(text .. "\n")
-    end
-    made.index = index
-    local occasion = made.occasion
-    made.occasion = setmetatable({ text = occasion.text, due_at = function(update, last)
-      return not made.removed and occasion:due(update, last)
-    end }, getmetatable(occasion))
-    run.spec.hooks[index] = made
-    server.hooks[index] = made
-    server:note(("hook %d: %s"):format(index, occasion.text))
+    local index, text = live.add(run, item, client.limit, server.code, client.workspace.env)
+    server:note(text)
     return index
   end
 
   function api.unhook(index)
-    local made = server.hooks[check.integer(nil, "unhook", index)]
-    if not made or made.removed then
-      errors.misuse("unhook: %d is not a hook that hook(…) added", index)
-    end
-    made.removed = true
+    live.remove(run, index)
     server:note(("hook %d removed"):format(index))
     return ("hook %d is removed"):format(index)
   end

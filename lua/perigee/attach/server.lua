@@ -18,6 +18,7 @@ Server.__index = Server
 
 local time_limit = 10 -- seconds, unless a client asks for another
 local most_clients = 16
+local beat = 1 -- seconds of a pause after which the other ranks hear that it goes on
 
 local opened = 0 -- in this process
 
@@ -43,7 +44,7 @@ function server.open(run)
   directory.write_json(run.out .. "/attach.json", directory.object {
     { "socket", path }, { "pid", host.pid }, { "hostname", host.hostname },
     { "job", os.getenv "SLURM_JOB_ID" }, { "started_at", core.time() } })
-  return setmetatable({ run = run, listener = listener, path = path, clients = {}, hooks = {},
+  return setmetatable({ run = run, listener = listener, path = path, clients = {}, orders = {},
     count = 0, changes = {} }, Server)
 end
 
@@ -123,6 +124,33 @@ local function drop_gone(self)
   self.clients = left
 end
 
+-- ---- several ranks -------------------------------------------------------------------------
+
+-- Whether the ranks have to meet for orders after their present update.
+function Server:has_clients()
+  return #self.clients > 0 or #self.orders > 0 or self.paused ~= nil
+end
+
+-- The update after which an order of now is followed.
+function Server:next_order()
+  return self.run.update + ((self.run.world == 1 or self.together) and 0 or 1)
+end
+
+-- What all ranks shall do: a change of state.change, { stop = reason } or { checkpoint = true }.
+function Server:order(what) table.insert(self.orders, core.json.encode(what)) end
+
+-- An order that could not be followed.
+function Server:failed(text)
+  self:record { { "attach/update", self.run.update }, { "attach/error", text } }
+  self:tell(text .. "\n")
+end
+
+function Server:take_orders()
+  local orders = self.orders
+  self.orders = {}
+  return orders
+end
+
 -- ---- commands ------------------------------------------------------------------------------
 
 -- A line of its own in metrics.jsonl: { name, value } …, those without a value left out.
@@ -170,6 +198,7 @@ function Server:serve(client, message)
   client.workspace.columns = math.type(message.columns) == "integer" and message.columns or nil
   local limits = { seconds = client.limit, socket = client.channel.socket }
   self:enter()
+  self.code = code
   local outcome = client.workspace:run(code, limits)
   local result
   if outcome == "incomplete" then
@@ -244,11 +273,15 @@ end
 local function serve_all(self)
   accept_all(self)
   if #self.clients == 0 and not self.paused then return end
-  local waited = false
+  local waited, began = false, core.clock()
   while true do
     for _, client in ipairs(self.clients) do answer(self, client) end
     drop_gone(self)
-    if not self.paused or self.run:signal() or self.run.stop_reason then break end
+    if not self.paused or self.run:own_signal() or self.run.stop_reason then break end
+    if self.run.world > 1
+      and (not self.together or #self.orders > 0 or core.clock() > began + beat) then
+      break
+    end
     waited = true
     wait(self, 0.2)
     accept_all(self)
@@ -256,8 +289,10 @@ local function serve_all(self)
   if waited then self.run.progress_clock = core.clock() end -- no part of the next update's time
 end
 
--- Between two updates. What goes wrong here costs the clients, not the training.
-function Server:pump()
+-- Between two updates; with several ranks `together` says that they follow orders right after it.
+-- What goes wrong here costs the clients, not the training.
+function Server:pump(together)
+  self.together = together
   local ok, problem = pcall(serve_all, self)
   if ok then return end
   self:leave()
