@@ -2,7 +2,7 @@
 -- answers in step(), at its safe point between updates.
 local pg = require "perigee"
 local support = require "lua_support"
-local protocol = require "perigee.attach.protocol"
+local clients = require "attach_client"
 local runs = require "perigee.run"
 local core = support.core
 
@@ -23,34 +23,7 @@ local function open(changes, options)
   return assert(pg.open(support.recipe(pg, data, changes), all)), all.out
 end
 
--- A client of a run of this process: ask(code) sends; after a step, answer() is the result.
-local Client = {}
-Client.__index = Client
-
-local function connect(out)
-  local place = support.json(out .. "/attach.json")
-  return setmetatable({ channel = protocol.channel(assert(core.socket.connect(place.socket))),
-    asked = 0, output = "" }, Client)
-end
-
-function Client:ask(code)
-  self.asked = self.asked + 1
-  self.channel:send { id = self.asked, run = code }
-end
-
--- Everything the run has sent; the last result, or nil.
-function Client:answer()
-  local result
-  while true do
-    local message = self.channel:receive()
-    if not message then return result end
-    if message.output then self.output = self.output .. message.output end
-    if message.result then result = message.result end
-    if message.hello then self.hello = message.hello end
-    if message.over then self.over = message.over end
-    if message.insert or message.show then self.completed = message end
-  end
-end
+local connect = clients.connect
 
 -- One command and one update.
 local function exchange(run, client, code)
@@ -59,13 +32,7 @@ local function exchange(run, client, code)
   return assert(client:answer(), "no answer")
 end
 
-local function attach_lines(out)
-  local list = {}
-  for _, line in ipairs((support.metrics(out))) do
-    if line["attach/update"] then list[#list + 1] = line end
-  end
-  return list
-end
+local attach_lines = clients.lines
 
 describe("a live run", function()
   it("says where it listens, to its user alone, and cleans up", function()
@@ -292,72 +259,6 @@ describe("changes by clients", function()
     local other = final(nil, "run:set_optimizer('head', pg.optim.adamw { lr = 1e-3 })")
     assert.equal(other, (final(4, "run:set_optimizer('head', pg.optim.adamw { lr = 1e-3 })")))
     assert.not_equal(plain, other)
-  end)
-
-  it("add hooks that a resume has again, and says which it has not", function()
-    local code = "hook(pg.every(3, function(r) r:edit('lm_head.weight', "
-      .. "function(w) w:mul_(0.9) end) r:log('mine/head', r.update) end))"
-    local whole = final(nil, code)
-    assert.not_equal(final(nil, "run.update"), whole)
-    assert.equal(whole, (final(5, code)))
-    local again, _, lines = final(8, code)
-    assert.equal(whole, again)
-    for update = 4, 12 do
-      local line = lines[update] or {}
-      assert.equal(update % 3 == 0 and update or nil, line["mine/head"])
-    end
-
-    local run, out = open()
-    local client = connect(out)
-    for _, text in ipairs {
-      "hook(function(r) r:log('mine/a', 'head n', 1) end)", "n = 0",
-      "hook(function(r) n = n + 1 r:log('mine/n', n) end)",
-      "local k = 2 return hook(function(r) r:log('mine/k', k) end)",
-      "hook(pg.every(2, pg.diagnostics.head_geometry { separation = true }))",
-      "return hook(function(r) r:log('mine/gone', 1) end)", "unhook(5)",
-      "hook(function() print(inc:norm()) end)",
-      "hook(pg.at({ 10 }, function(run) run:log('mine/tokens', run.tokens) end))",
-    } do
-      client:ask(text)
-      runs.inner(run).attached:pump()
-      local r = client:answer()
-      assert.is_true(r.ok, r.text)
-    end
-    local changes = {}
-    for _, line in ipairs(attach_lines(out)) do
-      if line["attach/changes"] then changes[#changes + 1] = line["attach/changes"][1] end
-    end
-    assert.same({ "hook 1: every update",
-      "hook 2: every update (a resume does not have it: it uses the client's 'n')",
-      "hook 3: every update (a resume does not have it: the command was more than one call of "
-        .. "hook(…))", "hook 4: pg.every(2)", "hook 5: every update", "hook 5 removed",
-      "hook 6: every update (a resume does not have it: it uses the client's 'inc')",
-      "hook 7: pg.at{10}" }, changes)
-    for _ = 1, 4 do run:step() end
-    run:close()
-    for _ = 1, 2 do -- what came back is kept again
-      run = assert(pg.resume(out, { threads = 1, recipe = support.recipe(pg, data) }))
-      for _ = 1, 4 do run:step() end
-      run:close()
-    end
-    local markers, all = support.metrics(out)
-    local said = {}
-    for _, line in ipairs(markers) do
-      if line.session then said[#said + 1] = line["session/hooks"] end
-    end
-    assert.same({ "hook 1: every update", "hook 2: every update (left out: its code is not known)",
-      "hook 3: every update (left out: its code is not known)", "hook 4: pg.every(2)",
-      "hook 6: every update (left out: its code is not known)", "hook 7: pg.at{10}" }, said[1])
-    assert.same({ "hook 1: every update", "hook 2: pg.every(2)", "hook 3: pg.at{10}" }, said[2])
-    assert.same({ "head n", 4 }, { all[4]["mine/a"], all[4]["mine/n"] })
-    for update = 5, 12 do
-      local line = all[update]
-      assert.same({ "head n" }, { line["mine/a"], line["mine/n"], line["mine/k"],
-        line["mine/gone"] })
-      assert.equal(update % 2 == 0,
-        line["diagnostics/lm_head_step/separation"] ~= nil)
-    end
-    assert.is_number(all[10]["mine/tokens"])
   end)
 
   it("are refused when they cannot be kept", function()

@@ -448,6 +448,14 @@ describe("help", function()
         assert.is_truthy(shown:find(part, 1, true), ("%s: no '%s' in %s"):format(code, part, shown))
       end
     end
+    local help = require "perigee.repl.help"
+    for name, list in pairs { geometry = require("perigee.geometry").raw,
+      diagnostics = require("perigee.diagnostics").public } do
+      for member in pairs(list) do
+        local full = ("pg.%s.%s"):format(name, member)
+        assert.is_truthy((help.text(full) or ""):find(full, 1, true), full)
+      end
+    end
     local status, _, err = eval "help 'validaet'"
     assert.equal(1, status)
     assert.matches("did you mean 'validate'", err)

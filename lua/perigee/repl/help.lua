@@ -1,6 +1,6 @@
 -- help(x): from the reference, lua/doc/*.md, which is installed beside the module. Its tables are
--- the source: a row is found by any name in its first cell. Optimizers add their descriptors'
--- ranges and help.
+-- the source: a row is found by any name in its first cell, and a sentence by a `pg.NAME` that
+-- begins it. Optimizers add their descriptors' ranges and help.
 local core = require "perigee.core"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
@@ -53,11 +53,26 @@ local function cells_of(line)
   return cells
 end
 
+-- Running text: what begins a sentence as `pg.NAME…` is described until the next such sentence.
+local function add_paragraph(section, lines)
+  local text = "\n" .. table.concat(lines, " "):gsub("([%.:]) (`pg%.)", "%1\n%2")
+  for piece in text:gmatch("\n(`pg%.[^\n]*)") do
+    add(section, names_in(piece:match("^`[^`]+`")), plain(piece))
+  end
+end
+
 local function parse(text)
   entries, order = {}, {}
+  local paragraph = {}
   local section, header = "", nil
   for line in text:gmatch("[^\n]*") do
     local title = line:match("^#+ (.*)$")
+    if line:match("^[%w`]") then
+      paragraph[#paragraph + 1] = line
+    else
+      if paragraph[1] then add_paragraph(section, paragraph) end
+      paragraph = {}
+    end
     if title then
       section, header = title, nil
     elseif line:match("^|%-") then -- luacheck: ignore 542
@@ -82,6 +97,7 @@ local function parse(text)
       header = nil
     end
   end
+  if paragraph[1] then add_paragraph(section, paragraph) end
 end
 
 -- All pages in the order in which the first lists them.
