@@ -189,6 +189,57 @@ describe("tensors", function()
       assert.error_matches(function() t:sort(2) end, "axis = 2 is not allowed")
     end)
 
+    it("with the lower one in the middle as the median", function()
+      for _, sizes in ipairs { { 1, 1 }, { 4, 5 }, { 1, 300 }, { 8, 2 } } do
+        for _, grid in ipairs { false, true } do
+          local t, list = fresh(sizes[1], sizes[2], grid)
+          local values, columns = t:median(2)
+          local all = {}
+          for i, row in ipairs(list) do
+            local want, order = sorted(row, false)
+            local middle = (sizes[2] + 1) // 2
+            assert.are.equal(want[middle], values[i])
+            assert.are.equal(order[middle], columns[i])
+            assert.are.equal(want[middle], t:row(i):median())
+            table.move(row, 1, #row, #all + 1, all)
+          end
+          assert.are.equal(sorted(all, false)[(#all + 1) // 2], t:median())
+          local across, rows = t:t():median(-2)
+          assert.is_true(across:equal(values) and rows:equal(columns))
+        end
+      end
+      local nan, inf = 0 / 0, math.huge
+      local t = pg.tensor({ { 3, nan, 1 }, { inf, 2, inf }, { -inf, 0, 4 } }, ctx)
+      local values, columns = t:median(2)
+      assert.is_true(values[1] ~= values[1] and columns[1] == 2)
+      is({ inf, 0 }, values[{ { 2, 3 } }])
+      is({ 1, 2 }, columns[{ { 2, 3 } }])
+      assert.is_true(t:median() ~= t:median())
+      is({ 3, 4 }, (t[{ {}, { 1, 3, 2 } }]:median(1)))
+      assert.error_matches(function() core.zeros(ctx, 0, 3):median(1) end,
+        "median of nothing: shape %[0, 3%]")
+      assert.error_matches(function() t:median(3) end, "median axis = 3 is not allowed")
+    end)
+
+    it("along axes that count from either end", function()
+      local t = fresh(4, 7)
+      for _, name in ipairs { "sum", "mean", "max", "norm", "argmax", "argmin", "var", "sort",
+        "argsort", "median" } do
+        local f = t[name]
+        assert.is_true(f(t, -1):equal((f(t, 2))), name)
+        assert.is_true(f(t, -2):equal((f(t, 1))), name)
+        assert.error_matches(function() f(t, 0) end, "axis.* 0")
+        local v = t:column(3)
+        local of_axis, of_all = f(v, 1), f(v)
+        assert.is_true(of_axis == of_all or of_axis:equal(of_all), name)
+      end
+      assert.is_true(t:topk(2, -1):equal((t:topk(2, 2))))
+      assert.is_true(t:index_select(-1, { 3 }):equal(t:index_select(2, { 3 })))
+      assert.is_true(pg.cat({ t, t }, -1):equal(pg.cat({ t, t }, 2)))
+      assert.are.equal(t:row(1):norm(nil, 3), t:row(1):norm(-1, 3))
+      assert.are.equal(t:row(1):std(), t:row(1):std(1))
+    end)
+
     it("by choosing rows and columns", function()
       local t, list = fresh(6, 4)
       is({ list[6], list[1], list[6] }, t:index_select(1, { -1, 1, 6 }))

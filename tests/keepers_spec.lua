@@ -219,3 +219,63 @@ return pg.recipe {
     assert.is_nil((core.checkpoint_verify(ctx, path, true)))
   end)
 end)
+
+describe("a fork", function()
+  -- Eight updates in one run, and in two: the second a fork of the first's fifth.
+  local function parts(slots, shadow, parent_shadow)
+    local function hooks(optimizer)
+      return { pg.ema { decay = 0.9 }, pg.shadow { role = { "embedding", "head" }, name = "other",
+        optimizer or pg.optim.adamw { lr = 1e-3 } }, pg.checkpoint { every = 5, keep = "all" } }
+    end
+    local first, out = open { updates = 8, hooks = hooks(parent_shadow) }
+    train(first, 5)
+    local at_fork = {}
+    for _, p in ipairs(first.parameters) do at_fork[p.name] = p.value:to_table() end
+    train(first)
+    local whole = {}
+    for _, name in ipairs { "ema", "other" } do
+      whole[name] = {}
+      for parameter, t in pairs(first:kept(name)) do whole[name][parameter] = t:to_table() end
+    end
+    first:close()
+    local second = open { updates = 8, hooks = hooks(shadow),
+      fork = { out .. "/checkpoints/00000005", slots = slots } }
+    return second, whole, at_fork
+  end
+
+  it("carries averages and shadows of kept roles on with the same bits", function()
+    local run <close>, whole = parts "keep"
+    train(run)
+    for _, name in ipairs { "ema", "other" } do
+      local kept, some = run:kept(name), false
+      for parameter, tensor in pairs(whole[name]) do
+        assert.are.same(tensor, kept[parameter]:to_table(), parameter)
+        some = true
+      end
+      assert.is_true(some)
+    end
+  end)
+
+  it("starts those of reset roles anew", function()
+    local run <close>, _, at_fork = parts { head = "reset" }
+    local kept, reset = run:kept "ema", 0
+    for _, p in ipairs(run.parameters) do
+      local apart = kept[p.name]:sub(pg.tensor(at_fork[p.name], run)):abs():max()
+      if p.role == "head" then
+        assert.equal(0, apart)
+        reset = reset + 1
+      else
+        assert.is_true(apart > 0, p.name)
+      end
+    end
+    assert.equal(1, reset)
+  end)
+
+  it("refuses another optimizer's slots, unless its roles are reset", function()
+    local lion = pg.optim.lion { lr = 1e-4 }
+    assert.error_matches(function() parts("keep", lion) end, "expected another name")
+    local run <close> = parts("reset", lion)
+    train(run)
+    assert.is_true(run:kept("other")[run.head.name]:norm() > 0)
+  end)
+end)

@@ -228,6 +228,15 @@ describe("what is opened", function()
     assert.is_true(values(
       "local t = tok ' the' return (inc[t] - inc:row(t.id + 1)):norm() == 0 and " ..
       "inc:get(t, 2) == inc:get(t.id + 1, 2)"))
+    -- A list of tokens and ids, a vector and a matrix of ids read alike.
+    local listed, vector, matrix = values(
+      "local t = tok ' the' return tok.text { t, 65, t.id }, " ..
+      "tok.text(pg.tensor { t.id, 65, t.id }), tok.text(pg.tensor { { t.id }, { 65 }, { t.id } })")
+    assert.matches("^ the.+ the$", listed)
+    assert.equal(listed, vector)
+    assert.equal(listed, matrix)
+    assert.matches("tok.text%[2%] = 1.5", (select(3, eval "tok.text(pg.tensor { 1, 1.5 })")))
+    assert.equal(1, (eval "tok.text { 300 }"))
     local code, _, err = eval "tok 'Perigee and more'"
     assert.equal(1, code)
     assert.matches("tokens: ", err)

@@ -148,21 +148,32 @@ static int reduce_all(const char *op, const pg_tensor *a, float *value) {
   return status;
 }
 
+/* The core's axis of argument 2: from 1, or from the end from -1. None, and the only one of a
+ * vector, are all elements: -1. */
+static int axis_argument(lua_State *L, const pg_tensor *a) {
+  if (lua_isnil(L, 2)) return -1;
+  const int64_t dimensions = a->ndim < 1 ? 1 : a->ndim > 2 ? 2 : a->ndim;
+  const int64_t axis = pgl_integer(L, 2, "axis", -dimensions, dimensions);
+  if (axis == 0) luaL_argerror(L, 2, "axis: axes count from 1, or from the end from -1; got 0");
+  if (dimensions == 1) return -1;
+  return (int)(axis < 0 ? dimensions + axis : axis - 1);
+}
+
 /* sum([axis]) and the like: no axis gives a Lua number; axis 1 reduces over rows and gives a
  * tensor of the columns; axis 2 within rows. */
 static int tensor_reduce(lua_State *L) {
   const char *op = operation(L);
   lua_settop(L, 2);
-  if (lua_isnil(L, 2)) {
-    pgl_tensor *a = pgl_check_tensor(L, 1);
+  pgl_tensor *a = pgl_check_tensor(L, 1);
+  const int axis = axis_argument(L, a->tensor);
+  if (axis < 0) {
     float value = 0;
     if (reduce_all(op, a->tensor, &value) < 0)
       return luaL_error(L, "%s", pg_context_message(pgl_context(a->context)));
     lua_pushnumber(L, value);
     return 1;
   }
-  const int axis = (int)pgl_integer(L, 2, "axis", 1, 2) - 1;
-  pgl_tensor *r = pgl_push_tensor(L), *a = pgl_check_tensor(L, 1);
+  pgl_tensor *r = pgl_push_tensor(L);
   pgl_tensor_bind(r, a->context, NULL);
   return made(L, r, pgl_context(a->context), pg_tensor_reduce(op, a->tensor, axis, &r->tensor));
 }
@@ -207,8 +218,9 @@ fail:
 static int tensor_arg(lua_State *L) {
   const char *op = operation(L);
   lua_settop(L, 2);
-  if (lua_isnil(L, 2)) {
-    pgl_tensor *a = pgl_check_tensor(L, 1);
+  pgl_tensor *a = pgl_check_tensor(L, 1);
+  const int axis = axis_argument(L, a->tensor);
+  if (axis < 0) {
     int64_t position[2];
     if (pg_tensor_elements(a->tensor) == 0) return luaL_error(L, "arg%s of an empty tensor", op);
     if (arg_all(op, a->tensor, position) < 0)
@@ -218,8 +230,7 @@ static int tensor_arg(lua_State *L) {
     lua_pushinteger(L, position[1] + 1);
     return 2;
   }
-  const int axis = (int)pgl_integer(L, 2, "axis", 1, 2) - 1;
-  pgl_tensor *r = pgl_push_tensor(L), *a = pgl_check_tensor(L, 1);
+  pgl_tensor *r = pgl_push_tensor(L);
   pgl_tensor_bind(r, a->context, NULL);
   int status =
       pg_tensor_reduce(strcmp(op, "max") == 0 ? "argmax" : "argmin", a->tensor, axis, &r->tensor);

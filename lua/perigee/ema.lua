@@ -71,11 +71,13 @@ function Ema:saved(handle)
   return { decay = self.decay }, list
 end
 
-function Ema:restore(handle, _, load)
+function Ema:restore(handle, _, load, kept)
   for i, parameter in ipairs(handle.parameters) do
-    local saved = load(parameter.name)
-    self.of[handle][i]:copy_(saved)
-    saved:close()
+    if kept(parameter) then
+      local saved = load(parameter.name)
+      self.of[handle][i]:copy_(saved)
+      saved:close()
+    end
   end
 end
 

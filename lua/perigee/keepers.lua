@@ -1,11 +1,13 @@
 -- Actions of hooks that keep tensors of their own: an average of weights, slots of an optimizer.
 -- They look on: nothing of the run depends on them. Their tensors are part of a checkpoint
--- (host.safetensors), so that a resume continues them exactly; a fork starts them anew.
+-- (host.safetensors), so that a resume continues them exactly. A fork continues what belongs to
+-- parameters of the roles whose slots it keeps, and starts the rest anew.
 --
 -- A keeper has a name, prepare(run) (before update 1, or after a checkpoint was loaded), saved(run)
--- -> plain state, list of { name, tensor }; restore(run, state, load) with load(name) -> tensor;
--- tensors(run) -> { parameter's name = tensor }; bytes(parameters) -> device memory at most, from
--- descriptions of all parameters; forget(run).
+-- -> plain state, list of { name, tensor }; restore(run, state, load, kept) with
+-- load(name) -> tensor and kept(parameter) -> whether what belongs to it goes on; tensors(run) ->
+-- { parameter's name = tensor }; bytes(parameters) -> device memory at most, from descriptions of
+-- all parameters; forget(run).
 local core = require "perigee.core"
 local errors = require "perigee.errors"
 
@@ -54,9 +56,10 @@ function keepers.collect(run)
   return tensors, states
 end
 
--- Note where a keeper that is prepared later finds its state.
-function keepers.resume(run, path, states)
-  run.kept_from = { path = path, states = states or {} }
+-- Note where a keeper that is prepared later finds its state. `roles` (role -> boolean) limits a
+-- fork to those whose slots it keeps.
+function keepers.resume(run, path, states, roles)
+  run.kept_from = { path = path, states = states or {}, roles = roles }
 end
 
 -- Called by keepers: continue from the checkpoint that was loaded; false when it holds nothing.
@@ -66,7 +69,7 @@ function keepers.continue(run, keeper)
   if not state then return false end
   keeper:restore(run.handle, state, function(name)
     return errors.try(core.load_tensor(run.ctx, from.path .. file, keeper.name .. "." .. name))
-  end)
+  end, function(parameter) return not from.roles or from.roles[parameter.role] end)
   return true
 end
 

@@ -94,6 +94,7 @@ local function load_fork(run, fork)
   errors.try(run.core:load(path, { slots = fork.slots,
     restart_data = fork.data == "restart" }))
   state.restore(run, host)
+  keepers.resume(run, path, host.kept, keep)
   run.session, run.elapsed_before = 1, 0.0
   -- Hooks that a stop left over belong to the parent's own continuation.
   run.pending, run.entries = {}, {}

@@ -102,14 +102,14 @@ function Shadow:saved(handle)
   return { optimizer = self.optimizer.name, updates = updates }, list
 end
 
-function Shadow:restore(handle, state, load)
-  if state.optimizer ~= self.optimizer.name then
-    errors.world(("ESTATE: the checkpoint's shadow %q is of %s, this one of %s: expected another "
-      .. "name"):format(self.name, state.optimizer, self.optimizer.name), "ESTATE")
-  end
+function Shadow:restore(handle, state, load, kept)
   each(handle, self.of[handle], function(parameter, trial)
     local count = state.updates[parameter.name]
-    if not count then return end
+    if not (count and kept(parameter)) then return end
+    if state.optimizer ~= self.optimizer.name then
+      errors.world(("ESTATE: the checkpoint's shadow %q is of %s, this one of %s: expected another "
+        .. "name"):format(self.name, state.optimizer, self.optimizer.name), "ESTATE")
+    end
     local tensors = select(2, trial:state())
     for name, tensor in pairs(tensors) do
       tensor:close()

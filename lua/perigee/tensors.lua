@@ -19,6 +19,16 @@ local function need_tensor(label, value)
   return value
 end
 
+-- From 1, or from the end from -1.
+local function axis_of(label, axis, dimensions)
+  dimensions = math.max(1, dimensions)
+  if check.integer(nil, label, axis, -dimensions, dimensions) == 0 then
+    check.fail(nil, label, axis, ("1 to %d, or -1 to -%d from the end"):format(dimensions,
+      dimensions))
+  end
+  return axis < 0 and dimensions + 1 + axis or axis
+end
+
 -- Lua functions over C ones: what those refuse is located at the caller.
 local function public(f)
   return function(...) return errors.located(nil, f, ...) end
@@ -130,7 +140,8 @@ end
 -- pg.cat(list [, axis]): matrices one below (axis 1) or beside the other; vectors end to end.
 function constructors.cat(list, axis)
   check.table(nil, "pg.cat", list, "a list of tensors")
-  axis = check.integer(nil, "pg.cat axis", axis == nil and 1 or axis, 1, 2)
+  local dimensions = tensors.is(list[1]) and #list[1]:shape() or 2
+  axis = axis == nil and 1 or axis == 2 and 2 or axis_of("pg.cat axis", axis, dimensions)
   local total, first = 0, nil
   for i = 1, #list do
     local shape = need_tensor(("pg.cat entry %d"):format(i), list[i]):shape()
@@ -241,10 +252,28 @@ end)
 
 -- ---- order and choice ----------------------------------------------------------------------
 
+local masked = methods.masked
+methods.masked = nil
+
+local function need_operand(label, value)
+  if type(value) ~= "number" and not tensors.is(value) then
+    check.fail(nil, label, value, "a tensor or a number")
+  end
+end
+
+-- One where `condition` is not 0 (NaN is not), else the other; tensors or numbers. Adding the -0
+-- that masked() leaves elsewhere changes nothing.
+local function where(condition, a, b)
+  need_tensor("where condition", condition)
+  need_operand("where a", a)
+  need_operand("where b", b)
+  return masked(a, condition) + masked(b, condition:eq(0))
+end
+
 -- Along the last dimension, or axis 1 of a matrix.
 local function sorted(t, k, axis, descending)
   local dimensions = #t:shape()
-  if axis ~= nil then check.integer(nil, "axis", axis, 1, math.max(1, dimensions)) end
+  if axis ~= nil then axis = axis_of("axis", axis, dimensions) end
   if k ~= nil then check.integer(nil, "k", k, 0) end
   local turned = dimensions == 2 and axis == 1
   local from = turned and t:t() or t
@@ -265,9 +294,33 @@ methods.topk = public(function(t, k, axis, largest)
   return sorted(need_tensor("topk", t), k, axis, largest ~= false)
 end)
 
+-- Of an even number the lower of the two in the middle, as PyTorch's: an element of the tensor. NaN
+-- where there is one: it counts as the largest, so that it comes last.
+methods.median = public(function(t, axis)
+  local shape = need_tensor("median", t):shape()
+  if axis ~= nil then axis = axis_of("median axis", axis, #shape) end
+  if #shape ~= 2 then axis = nil end
+  if axis == nil then t = t:reshape(t:elements()) end
+  local n = axis and shape[axis] or t:elements()
+  if n == 0 then
+    errors.misuse("median of nothing: shape [%s]", table.concat(shape, ", "))
+  end
+  local values, indices = sorted(t, nil, axis, false)
+  local middle = (n + 1) // 2
+  if axis == nil then
+    local last = values[n]
+    return last ~= last and last or values[middle]
+  end
+  local function pick(from, at) return axis == 1 and from:row(at) or from:column(at) end
+  local last = pick(values, n)
+  local missing = last:ne(last)
+  return where(missing, last, pick(values, middle)),
+    where(missing, pick(indices, n), pick(indices, middle))
+end)
+
 methods.index_select = public(function(t, axis, list)
   need_tensor("index_select", t)
-  check.integer(nil, "index_select axis", axis, 1, math.max(1, #t:shape()))
+  axis = axis_of("index_select axis", axis, #t:shape())
   if tensors.is(list) then
     list = list:to_table()
     for i, x in ipairs(list) do list[i] = math.tointeger(x) or x end
@@ -287,6 +340,8 @@ end)
 -- Squared deviations from the mean over n - correction.
 local function variance(t, axis, correction)
   local shape = t:shape()
+  if axis ~= nil then axis = axis_of("axis", axis, #shape) end
+  if #shape < 2 then axis = nil end
   local n = axis == nil and t:elements() or shape[axis]
   local mean = t:mean(axis)
   local d = axis == 2 and t:sub_rows(mean) or t - mean
@@ -304,8 +359,7 @@ methods.var = public(function(t, axis, correction)
 end)
 methods.std = public(function(t, axis, correction)
   local v = variance(need_tensor("std", t), axis, correction_of("std", correction))
-  if axis == nil then return v ^ 0.5 end
-  return v:sqrt_()
+  return tensors.is(v) and v:sqrt_() or v ^ 0.5
 end)
 
 local norm = methods.norm
@@ -317,7 +371,7 @@ methods.norm = public(function(t, axis, p)
   if p == 1 then return a:sum(axis) end
   if p == math.huge then return a:max(axis) end
   local sum = a:pow_(p):sum(axis)
-  return axis == nil and sum ^ (1 / p) or sum:pow_(1 / p)
+  return tensors.is(sum) and sum:pow_(1 / p) or sum ^ (1 / p)
 end)
 
 methods.dot = public(function(a, b)
@@ -335,23 +389,6 @@ local function clamp(t, low, high, in_place)
   if low ~= nil then t = in_place and t:maximum_(low) or t:maximum(low) end
   if high ~= nil then t = (in_place or low ~= nil) and t:minimum_(high) or t:minimum(high) end
   return t
-end
-local masked = methods.masked
-methods.masked = nil
-
-local function need_operand(label, value)
-  if type(value) ~= "number" and not tensors.is(value) then
-    check.fail(nil, label, value, "a tensor or a number")
-  end
-end
-
--- One where `condition` is not 0 (NaN is not), else the other; tensors or numbers. Adding the -0
--- that masked() leaves elsewhere changes nothing.
-local function where(condition, a, b)
-  need_tensor("where condition", condition)
-  need_operand("where a", a)
-  need_operand("where b", b)
-  return masked(a, condition) + masked(b, condition:eq(0))
 end
 constructors.where = public(where)
 methods.where = public(function(t, condition, other)

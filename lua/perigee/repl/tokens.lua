@@ -4,6 +4,7 @@ local core = require "perigee.core"
 local check = require "perigee.check"
 local errors = require "perigee.errors"
 local show = require "perigee.repl.print"
+local tensors = require "perigee.tensors"
 
 local tokens = {}
 
@@ -66,6 +67,22 @@ function Tokens:token(value)
   end
   errors.misuse("tok: %s is %d tokens: %s", show.quoted(value), #pieces,
     table.concat(pieces, ", "))
+end
+
+-- Ids of a list of tokens and ids, or of a tensor of ids: of a vector, or of a matrix row by row.
+function Tokens:ids(label, list)
+  if tensors.is(list) then
+    list = list:reshape(list:elements()):to_table()
+  elseif type(list) ~= "table" or tokens.is(list) then
+    check.fail(nil, label, list, "a list of ids or tokens, or a tensor of ids")
+  end
+  local ids = {}
+  for i, entry in ipairs(list) do
+    ids[i] = tokens.is(entry) and entry.id
+      or check.integer(nil, ("%s[%d]"):format(label, i), entry, 0, self.vocab - 1)
+    ids[i] = math.tointeger(ids[i])
+  end
+  return ids
 end
 
 -- A list of ids as text.

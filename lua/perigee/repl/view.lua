@@ -1,7 +1,6 @@
 -- What is opened at the prompt: a checkpoint, or the run behind it. Its fields are made when they
 -- are first asked for; once the run is in memory (or live) they are the run's own.
 local core = require "perigee.core"
-local check = require "perigee.check"
 local checkpoints = require "perigee.checkpoints"
 local complete = require "perigee.repl.complete"
 local data = require "perigee.data"
@@ -210,11 +209,7 @@ function getters.tok(self)
     self._tok = setmetatable({
       row = function(row) return all:by_row(row) end,
       text = function(list)
-        local ids = {}
-        for i, token in ipairs(check.table(nil, "tok.text", list)) do
-          ids[i] = tokens.is(token) and token.id or token
-        end
-        return all:decode(ids)
+        return all:decode(all:ids("tok.text", list))
       end,
     }, { __name = "the tokens", __call = function(_, value) return all:token(value) end,
       __tostring = function()
