@@ -92,7 +92,8 @@ static pg_run *open_run(pg_context *ctx, pg_comm *comm, const setting *s, pg_mod
     double value;
   } variants[] = {{"projected", "rownorm", "project", 2},
                   {"budget", "rownorm", "diameter_budget", 6e-3},
-                  {"adaptive", "equidistant", "adaptive", 1}};
+                  {"adaptive", "equidistant", "adaptive", 1},
+                  {"moga", "moga", "base", 1}};
   const char *head = s->head, *hyper = NULL;
   double value = 0;
   for (size_t i = 0; i < PG_COUNT(variants); i++)
@@ -203,7 +204,9 @@ static void compare(const outcome *got, const outcome *want) {
 }
 
 TEST(ranks_train_as_one) {
-  static const char *const heads[] = {"adamw", "rownorm", "projected", "sgd", "budget", "adaptive"};
+  /* The last three are whole matrices to a rank; kfac reads inputs of all ranks. */
+  static const char *const heads[] = {"adamw",    "rownorm", "projected", "sgd", "budget",
+                                      "adaptive", "moga",    "shampoo",   "kfac"};
   for (size_t h = 0; h < PG_COUNT(heads); h++)
     for (int world = 2; world <= 8; world += world < 4 ? 1 : 4) { /* 2, 3, 4, 8 */
       if (h > 0 && world != 3) continue;
