@@ -50,6 +50,8 @@ int64_t pg__change(pg__form form, float *x, float *y, int64_t vocab, int64_t tar
   const double log_z = top + log(fmax(sum, 1)), next_log_z = next_top + log(fmax(next_sum, 1));
   const double shift = next_log_z - log_z;
 
+  const double own = at(form, x, y, target).step;
+  double others = 0, others_squares = 0, descent = 0; /* over i != c: p_i, p_i^2 */
   double kl = 0, tv = 0, hellinger = 0, entropy = 0, entropy_change = 0;
   for (int64_t i = 0; i < vocab; i++) {
     const pair v = at(form, x, y, i);
@@ -76,6 +78,10 @@ int64_t pg__change(pg__form form, float *x, float *y, int64_t vocab, int64_t tar
       probability[1] = q;
       out->loss = -log_p;
       out->loss_change = -gain;
+    } else {
+      others += p;
+      others_squares += p * p;
+      descent += p * (own - v.step);
     }
     if (residuals) {
       x[i] = (float)flow;
@@ -86,6 +92,9 @@ int64_t pg__change(pg__form form, float *x, float *y, int64_t vocab, int64_t tar
   out->kl = fmax(kl, 0);
   out->tv = tv / 2;
   out->aitchison = sqrt(squares);
+  /* <z'-z, e_c - p> = sum over i != c of p_i (step_c - step_i), and 1 - p_c is the sum of p_i */
+  const double lengths = sqrt(squares) * sqrt(others_squares + others * others);
+  out->gradient_cosine = lengths > 0 ? fmax(-1, fmin(1, descent / lengths)) : 0;
   /* sum sqrt(p q) = 1 - hellinger/2 and arccos(1 - 2 s^2) = 2 arcsin s */
   out->fisher_rao = 4 * asin(fmin(1, sqrt(hellinger) / 2));
   out->entropy = entropy;

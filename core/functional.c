@@ -269,7 +269,7 @@ fail:
 
 /* Every position was one rank's, and the others add 0: the same bits as alone. */
 static int share_changes(pg_comm *comm, pg_context *ctx, pg_change *changes, int64_t count) {
-  enum { NUMBERS = 9 + 7, FIELDS = NUMBERS + 3 };
+  enum { FORWARD = 10, NUMBERS = FORWARD + 7, FIELDS = NUMBERS + 3 };
   double *wide = NULL;
   int status = 0;
   if (!comm || pg_comm_world(comm) == 1) return 0;
@@ -278,8 +278,8 @@ static int share_changes(pg_comm *comm, pg_context *ctx, pg_change *changes, int
   for (int64_t i = 0; i < count; i++) {
     const pg_change *c = &changes[i];
     double *w = wide + i * FIELDS;
-    memcpy(w, &c->range, 9 * sizeof *w);
-    memcpy(w + 9, &c->backward, 7 * sizeof *w);
+    memcpy(w, &c->range, FORWARD * sizeof *w);
+    memcpy(w + FORWARD, &c->backward, 7 * sizeof *w);
     w[NUMBERS] = (double)c->target, w[NUMBERS + 1] = (double)c->high;
     w[NUMBERS + 2] = (double)c->low;
   }
@@ -288,8 +288,8 @@ static int share_changes(pg_comm *comm, pg_context *ctx, pg_change *changes, int
   for (int64_t i = 0; i < count; i++) {
     pg_change *c = &changes[i];
     const double *w = wide + i * FIELDS;
-    memcpy(&c->range, w, 9 * sizeof *w);
-    memcpy(&c->backward, w + 9, 7 * sizeof *w);
+    memcpy(&c->range, w, FORWARD * sizeof *w);
+    memcpy(&c->backward, w + FORWARD, 7 * sizeof *w);
     c->target = (int64_t)w[NUMBERS], c->high = (int64_t)w[NUMBERS + 1];
     c->low = (int64_t)w[NUMBERS + 2];
   }

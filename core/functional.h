@@ -16,18 +16,20 @@ extern "C" {
 #endif
 
 typedef struct pg_change {
-  double range;          /* H; every |loss_change| is at most that */
-  double kl;             /* KL(p||q) = sum p_i log(p_i / q_i) */
-  double tv;             /* total variation 1/2 sum |q_i - p_i|, at most tanh(H/4) */
-  double aitchison;      /* ||(z'-z) - mean(z'-z)||_2 (Aitchison 1982): between H/sqrt(2) and
-                            H sqrt(V)/2 */
-  double fisher_rao;     /* 2 arccos sum sqrt(p_i q_i): length of the geodesic, at most pi */
-  double entropy;        /* -sum p_i log p_i */
-  double entropy_change; /* that of q minus that of p */
-  double loss;           /* -log p_c */
-  double loss_change;    /* -log q_c + log p_c */
-  int64_t target;        /* c */
-  int64_t high, low;     /* the tokens where z'-z is largest and smallest, the first of equals */
+  double range;           /* H; every |loss_change| is at most that */
+  double kl;              /* KL(p||q) = sum p_i log(p_i / q_i) */
+  double tv;              /* total variation 1/2 sum |q_i - p_i|, at most tanh(H/4) */
+  double aitchison;       /* ||(z'-z) - mean(z'-z)||_2 (Aitchison 1982): between H/sqrt(2) and
+                             H sqrt(V)/2 */
+  double fisher_rao;      /* 2 arccos sum sqrt(p_i q_i): length of the geodesic, at most pi */
+  double entropy;         /* -sum p_i log p_i */
+  double entropy_change;  /* that of q minus that of p */
+  double loss;            /* -log p_c */
+  double loss_change;     /* -log q_c + log p_c */
+  double gradient_cosine; /* of z'-z, its mean taken off, with -(p - e_c), the steepest descent of
+                             the loss in logits (Godey and Artzi 2026); 0 when one of them is 0 */
+  int64_t target;         /* c */
+  int64_t high, low;      /* the tokens where z'-z is largest and smallest, the first of equals */
   /* The rest is NaN unless `backward` is asked for. S is the change of the head. */
   double backward; /* ||b+ - b||_2 with b+ = k (U+S)^T (q - e_c) */
   /* k D(S) (1-q_c) + k D(U) tanh(H/4), and k D(S) (1-p_c) + k D(U+S) tanh(H/4): each bounds it */

@@ -48,6 +48,7 @@ local function allowed(name, x, line, bar)
   if name:match("^noise/[gts]") then return 4 * bar * math.abs(x) end
   -- Differences of losses or entropies, both below log(97) < 5: each has the error of a loss.
   if name:match("_change$") or name == "first_order/actual" then return 2 * bar * 5 end
+  if name:match("gradient_cosine$") then return 2 * bar end -- means of numbers up to 1, of any sign
   if name == "first_order/actual_to_predicted" then
     return 2 * bar * 5 / math.abs(line["first_order/predicted"]) + 2 * bar * math.abs(x)
   end

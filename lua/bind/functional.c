@@ -7,7 +7,8 @@
 static const pgl_column numbers[] = {
     {COLUMN(range)},          {COLUMN(kl)},         {COLUMN(tv)},
     {COLUMN(aitchison)},      {COLUMN(fisher_rao)}, {COLUMN(entropy)},
-    {COLUMN(entropy_change)}, {COLUMN(loss)},       {COLUMN(loss_change)}};
+    {COLUMN(entropy_change)}, {COLUMN(loss)},       {COLUMN(loss_change)},
+    {COLUMN(gradient_cosine)}};
 static const pgl_column backward[] = {
     {COLUMN(backward)},
     {COLUMN(rows)},

@@ -105,6 +105,13 @@ static void reference(const setup *x, int64_t at, pg_change *out) {
   out->entropy_change = (double)(hq - hp);
   out->loss = (double)(log_z - z[c]);
   out->loss_change = (double)((log_y - y[c]) - (log_z - z[c]));
+  real descent = 0, gradient = 0;
+  for (int64_t i = 0; i < v; i++) {
+    const real g = p[i] - (i == c);
+    descent -= g * (y[i] - z[i]);
+    gradient += g * g;
+  }
+  if (squares > 0) out->gradient_cosine = (double)(descent / sqrtl(squares * gradient));
   /* b+ - b, and its two parts */
   real whole = 0, rows = 0, flow = 0;
   for (int64_t k = 0; k < d; k++) {
@@ -149,6 +156,8 @@ static void compare(const setup *x, pg_change *changes) {
     const double ulp = 0x1p9 * DBL_EPSILON;
     NEAR(range, 0);
     NEAR(aitchison, 1e-15);
+    /* At most ||p - e_c|| times as far off as the products of p and steps are. */
+    NEAR(gradient_cosine, 8 * ulp);
     NEAR(loss, ulp);
     NEAR(loss_change, ulp);
     NEAR(entropy, 8 * ulp);

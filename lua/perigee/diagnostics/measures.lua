@@ -32,9 +32,9 @@ return function(new)
 
   local functional_names = { "hilbert_rms", "hilbert_mean", "hilbert_median", "hilbert_p90",
     "hilbert_p99", "hilbert_max", "utilisation", "diameter", "kl", "tv", "aitchison", "fisher_rao",
-    "entropy", "entropy_change", "loss", "loss_change", "loss_change_max", "loss_used", "backward",
-    "backward_max", "backward_used", "rows_used", "flow_used", "extreme_tokens", "panel", "tokens",
-    "seconds" }
+    "entropy", "entropy_change", "loss", "loss_change", "gradient_cosine", "loss_change_max",
+    "loss_used", "backward", "backward_max", "backward_used", "rows_used", "flow_used",
+    "extreme_tokens", "panel", "tokens", "seconds" }
 
   local function functional_values(h)
     local values = { hilbert_rms = h.rms, hilbert_mean = h.mean, hilbert_median = h.median,
@@ -42,7 +42,7 @@ return function(new)
       diameter = h.diameter, loss_change_max = h.loss_change.max, loss_used = h.loss_used,
       panel = h.panel, tokens = h.tokens, seconds = h.seconds }
     for _, name in ipairs { "kl", "tv", "aitchison", "fisher_rao", "entropy", "entropy_change",
-      "loss", "loss_change" } do
+      "loss", "loss_change", "gradient_cosine" } do
       values[name] = h[name].mean
     end
     if h.backward then

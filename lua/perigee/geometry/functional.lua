@@ -14,7 +14,7 @@ local functional = {}
 local number, result = support.number, support.result
 
 local columns = { "range", "kl", "tv", "aitchison", "fisher_rao", "entropy", "entropy_change",
-  "loss", "loss_change" }
+  "loss", "loss_change", "gradient_cosine" }
 local backward_columns = { "backward", "bound_before", "bound_after", "rows", "rows_bound", "flow",
   "flow_bound" }
 
