@@ -258,6 +258,63 @@ describe("what the released program has beside them", function()
   end)
 end)
 
+-- REFERENCE A1, Refusals: each with its value and what is allowed.
+describe("what the released program refuses", function()
+  local base
+  setup(function() base = assert(pg.load(path, { data = data })) end)
+
+  local function with(changes)
+    local _, run = session.plan(base:with(changes), { threads = 1, device = "cpu", quiet = true })
+    run:release()
+  end
+  local function validation(options) return pg.diagnostics.validation(options) end
+
+  for _, case in ipairs {
+    { "batch.sequences = 0 is not allowed", with, { batch = { sequences = 0 } } },
+    { "batch.micro = 24 is not allowed: expected a divisor of batch.sequences = 256", with,
+      { batch = { micro = 24 } } },
+    { "tokens_per_parameter = 0 is not allowed", with, { tokens_per_parameter = 0 } },
+    { "185680 tokens, expected at least the 524288 of one update", with,
+      { tokens_per_parameter = 1e-3 } },
+    { "max_updates = 0 is not allowed", with, { max_updates = 0 } },
+    { "warmup = 1 is not allowed", pg.schedule.warmup_cosine, { warmup = 1 } },
+    { "warmup = -0.1 is not allowed", pg.schedule.warmup_cosine, { warmup = -0.1 } },
+    { "floor = 1.1 is not allowed", pg.schedule.warmup_cosine, { floor = 1.1 } },
+    { "clip = 0 is not allowed", with, { clip = 0 } },
+    { "clip = inf is not allowed", with, { clip = math.huge } },
+    { "log.every = 0 is not allowed", with, { log = { every = 0 } } },
+    { "validation tokens = 0 is not allowed", validation, { tokens = 0 } },
+    { "hilbert_panel.tokens = -1 is not allowed", validation,
+      { tokens = 65536, hilbert_panel = -1 } },
+    { "the panel asks for 200000000 tokens; the validation split supplies 99614720", with,
+      { hooks = { pg.every(1, validation { tokens = 65536, hilbert_panel = {
+        tokens = 200000000, ranks = 8, micro = 32 } }) } } },
+    { "model.width = 0 is not allowed", with, { model = { width = 0 } } },
+    { "model.head_dim is 63; it must be even", with, { model = { head_dim = 63 } } },
+    { "model.init_std = inf is not allowed", with, { model = { init_std = math.huge } } },
+    { 'no model preset is called "1b"; there are 190m, 380m, 640m', with,
+      { model = { preset = "1b" } } },
+    { "unknown key 'beta'; did you mean 'betas'", pg.optim.adamw, { lr = 1, beta = 0.9 } },
+    { "pg.optim.rownorm.lr is missing", pg.optim.rownorm, { beta = 0.9 } },
+    { "betas = a table is not allowed: expected two numbers", pg.optim.adamw,
+      { lr = 1, betas = { 0.9, 0.99, 0.999 } } },
+    { "betas[2] = 1 is not allowed", pg.optim.adamw, { lr = 1, betas = { 0.9, 1 } } },
+    { "eps = 0 is not allowed", pg.optim.adamw, { lr = 1, eps = 0 } },
+    { "lr = -1 is not allowed", pg.optim.adamw, { lr = -1 } },
+    { "nesterov = 1 is not allowed: expected true or false", pg.optim.muon,
+      { lr = 1, nesterov = 1 } },
+    { "steps = -1 is not allowed", pg.optim.muon, { lr = 1, steps = -1 } },
+    { 'data.path = "/nowhere" is not a folder', with, { data = { path = "/nowhere" } } },
+  } do
+    local message, call, changes = table.unpack(case)
+    it(message, function()
+      local ok, e = pcall(call, changes)
+      assert.is_false(ok)
+      assert.matches(message, tostring(e), 1, true)
+    end)
+  end
+end)
+
 describe("perigee data check --paper", function()
   it("knows the published shards by their names and sizes", function()
     local code, out, err = support.perigee { "data", "check", data, "--paper", "--headers" }
