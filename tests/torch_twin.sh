@@ -24,7 +24,8 @@ mistake() {
     echo "torch_twin.sh: '$3' changes nothing" >&2
     exit 1
   fi
-  if said=$("$python" tools/torch_twin.py "$work/$1") || ! grep -q "twin: $2 .*WRONG" <<<"$said"; then
+  if said=$("$python" tools/torch_twin.py "$work/$1") ||
+    ! grep -q "twin: $2 .*WRONG" <<<"$said"; then
     echo "torch_twin.sh: '$3' is not seen in $2:" >&2
     echo "$said" >&2
     exit 1
