@@ -11,6 +11,7 @@
 #include "context.h"
 #include "data.h"
 #include "error.h"
+#include "events.h"
 #include "files.h"
 #include "first_order.h"
 #include "functional.h"

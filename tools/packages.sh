@@ -2,7 +2,8 @@
 
 # What building and running needs.
 PERIGEE_BUILD_PACKAGES="cmake ninja-build pkg-config gcc libc6-dev lua5.4 liblua5.4-dev libuv1-dev
-  libopenblas-openmp-dev libpcre2-dev libjansson-dev libssl-dev libedit-dev"
+  libopenblas-openmp-dev libpcre2-dev libjansson-dev libssl-dev libedit-dev
+  libprotobuf-c-dev protobuf-c-compiler"
 # Plots. Optional: without it plot{…} says so.
 PERIGEE_PLOT_PACKAGES="gnuplot-nox"
 # Runs of several ranks on CPUs. Optional: without them the build leaves that out.

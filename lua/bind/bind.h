@@ -277,6 +277,7 @@ void pgl_open_first_order(lua_State *L);
 void pgl_open_rows(lua_State *L);
 void pgl_open_oracle(lua_State *L);
 void pgl_open_metrics(lua_State *L);
+void pgl_open_events(lua_State *L);
 void pgl_open_files(lua_State *L);
 void pgl_open_signals(lua_State *L);
 void pgl_open_guard(lua_State *L);

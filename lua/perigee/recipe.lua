@@ -197,9 +197,14 @@ local function normalise(raw, where)
       { min = 0, open_min = true, also = "false to measure the norm only" })
   end
   local log = raw.log or {}
-  check.table(where, "log", log, "{ every = n }")
-  keys.check(log, { "every" }, "log", where)
-  spec.log = { every = check.integer(where, "log.every", log.every or 10, 1) }
+  check.table(where, "log", log, "{ every = n, tensorboard = true or false }")
+  keys.check(log, { "every", "tensorboard" }, "log", where)
+  if log.tensorboard ~= nil and type(log.tensorboard) ~= "boolean" then
+    errors.at(where, ("log.tensorboard must be true or false, got %s"):format(
+      tostring(log.tensorboard)))
+  end
+  spec.log = { every = check.integer(where, "log.every", log.every or 10, 1),
+    tensorboard = log.tensorboard ~= false }
   if raw.optimizers == nil then
     errors.at(where, "optimizers is missing: expected a list of { role = …, pg.optim.NAME{…} }")
   end

@@ -1,4 +1,5 @@
 -- What a run writes down: one merged line in metrics.jsonl per report, and summary.json.
+local board = require "perigee.board"
 local directory = require "perigee.directory"
 local errors = require "perigee.errors"
 local routing = require "perigee.routing"
@@ -78,6 +79,7 @@ function record.write(run)
   if #entries == said then return end
   local ordered = tracker.ordered(entries)
   if run.metrics then errors.try(run.metrics:write(ordered)) end
+  if run.board then board.write(run, ordered, due) end
   -- What a later resume must be able to add to, when hooks are still pending.
   run.written = #run.pending > 0 and run.entries or nil
   local values = {}

@@ -1,5 +1,6 @@
 -- A session of a run: a new one, a fork of a checkpoint, or a resume. Each ends with a Run that is
 -- ready to loop, or with nothing left behind.
+local board = require "perigee.board"
 local core = require "perigee.core"
 local check = require "perigee.check"
 local checkpoints = require "perigee.checkpoints"
@@ -145,6 +146,7 @@ function session.new(from, options)
       directory.write_json(run.out .. "/state.json", state.place(run))
       directory.write_recipe(run.out, run.reading) -- where it is, the others are
       run.metrics = errors.try(core.metrics(run.ctx, run.out .. "/metrics.jsonl"))
+      board.open(run)
       profile.prepare(run)
     end)
     if not ok then
@@ -351,6 +353,7 @@ function session.resume(path, options)
     end
     checkpoints.sweep(path)
     run.metrics = errors.try(core.metrics(run.ctx, path .. "/metrics.jsonl"))
+    board.open(run)
     local marker = {
       { "session", run.session }, { "session/from_update", run.update },
       { "session/recipe_changed", changed }, { "session/micro", run.spec.batch.micro },
