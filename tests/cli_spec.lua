@@ -36,8 +36,8 @@ describe("command lines", function()
   end)
 
   it("have a help text for every command", function()
-    for _, name in ipairs { "train", "resume", "fork", "eval", "generate", "data", "repl", "attach",
-      "run", "bench", "doctor" } do
+    for _, name in ipairs { "train", "resume", "fork", "eval", "generate", "export", "data", "repl",
+      "attach", "run", "bench", "doctor" } do
       local code, out = support.perigee { name, "--help" }
       assert.equal(0, code)
       assert.matches("^usage: perigee " .. name, out)

@@ -7,6 +7,7 @@ return {
   { "sweep", "train a recipe at every point of a grid" },
   { "eval", "validation loss and Hilbert RMS of checkpoints" },
   { "generate", "write text with a trained model" },
+  { "export", "metrics or the head for other programs" },
   { "data", "prepare or check training data" },
   { "repl", "a Lua prompt on runs and checkpoints" },
   { "attach", "the same prompt inside a run that is training" },
