@@ -109,6 +109,74 @@ static int chunks_next(chunks *c, const char **text, size_t *size) {
   return c->taken > 0;
 }
 
+/* ---- JSON Lines: a document a line ----------------------------------------------------------- */
+static bool is_lines(const char *path) {
+  const size_t n = strlen(path);
+  return n > 6 && strcmp(path + n - 6, ".jsonl") == 0;
+}
+
+typedef struct lines {
+  pg_context *context;
+  const char *path, *field;
+  FILE *file;
+  char *line;
+  size_t capacity;
+  int64_t number, bytes; /* read so far */
+  json_t *value;         /* of the line: owns the text given out */
+} lines;
+
+static int lines_open(const preparing *p, const char *path, lines *l) {
+  *l = (lines){.context = p->context, .path = path, .file = fopen(path, "rbe")};
+  l->field = p->options->field ? p->options->field : "text";
+  if (l->file) return 0;
+  return pg_fail(p->context, errno == ENOENT ? PG_ENOENT : PG_EIO, "text %s cannot be opened: %s",
+                 path, strerror(errno));
+}
+
+static void lines_close(lines *l) {
+  if (l->file) fclose(l->file);
+  json_decref(l->value);
+  free(l->line);
+}
+
+/* 1 and the next document, 0 at the end, negative on failure. Blank lines and empty documents are
+ * passed over. */
+static int lines_next(lines *l, const char **text, size_t *size) {
+  for (;;) {
+    char what[256];
+    json_t *document;
+    if (pg_context_cancelled(l->context))
+      return pg_fail(l->context, PG_ECANCELED, "preparing %s was cancelled", l->path);
+    errno = 0;
+    const ssize_t n = getline(&l->line, &l->capacity, l->file);
+    if (n < 0 && !feof(l->file))
+      return pg_fail(l->context, errno == ENOMEM ? PG_ENOMEM : PG_EIO, "text %s cannot be read: %s",
+                     l->path, strerror(errno));
+    if (n < 0) return 0;
+    l->number++;
+    l->bytes += n;
+    if (strspn(l->line, " \t\r\n") == (size_t)n) continue;
+    json_decref(l->value);
+    l->value = NULL;
+    snprintf(what, sizeof what, "%.200s:%lld", l->path, (long long)l->number);
+    const int status = pg__json_parse(l->context, l->line, (size_t)n, what, &l->value);
+    if (status < 0) {
+      l->value = NULL;
+      return status;
+    }
+    document = json_object_get(l->value, l->field);
+    if (!json_is_string(document))
+      return pg_fail(l->context, PG_EFORMAT, "%s: %s, expected an object with a text \"%s\"", what,
+                     !json_is_object(l->value) ? "not an object"
+                     : document                ? "the field is not a text"
+                                               : "the field is missing",
+                     l->field);
+    *text = json_string_value(document);
+    *size = json_string_length(document);
+    if (*size > 0) return 1;
+  }
+}
+
 /* ---- checks ---------------------------------------------------------------------------------- */
 static int check_name(pg_context *ctx, const char *name) {
   bool good = *name && *name != '.';
@@ -194,6 +262,23 @@ static void report_merges(void *self, int64_t merges, int64_t total) {
   report(self, "training the tokenizer", total ? (double)merges / (double)total : 1);
 }
 
+static int train_on_lines(preparing *p, pg__trainer *trainer, const char *path, int64_t before) {
+  int status, more;
+  lines l;
+  const char *text;
+  size_t size;
+  PG_TRY(lines_open(p, path, &l));
+  while ((more = lines_next(&l, &text, &size)) > 0) {
+    PG_TRY(pg__trainer_add(trainer, text, size));
+    report(p, "counting words",
+           (double)pg__min(before + l.bytes, p->text_bytes) / (double)p->text_bytes);
+  }
+  status = more;
+fail:
+  lines_close(&l);
+  return status;
+}
+
 static int train(preparing *p) {
   int status, more = 0;
   pg__trainer *trainer = NULL;
@@ -203,6 +288,11 @@ static int train(preparing *p) {
     chunks c;
     const char *text;
     size_t size;
+    if (is_lines(p->options->texts[i])) {
+      PG_TRY(train_on_lines(p, trainer, p->options->texts[i], done));
+      done += p->sources[i].bytes;
+      continue;
+    }
     status = chunks_open(p->context, p->options->texts[i], &c);
     while (status == 0 && (more = chunks_next(&c, &text, &size)) > 0) {
       status = pg__trainer_add(trainer, text, size);
@@ -219,6 +309,10 @@ fail:
   return status;
 }
 
+static bool several_documents(const pg_prepare_options *o) {
+  return o->text_count > 1 || is_lines(o->texts[0]);
+}
+
 static int get_tokenizer(preparing *p) {
   int status;
   if (p->options->tokenizer) {
@@ -232,7 +326,7 @@ static int get_tokenizer(preparing *p) {
   } else {
     PG_TRY(train(p));
   }
-  if (p->options->text_count > 1 && pg_tokenizer_end_of_text(p->tokenizer) < 0)
+  if (several_documents(p->options) && pg_tokenizer_end_of_text(p->tokenizer) < 0)
     return pg_fail(p->context, PG_EUNSUPPORTED,
                    "tokenizer %s has no %s token to put between documents", p->options->tokenizer,
                    PG_END_OF_TEXT);
@@ -254,13 +348,52 @@ static int write_ids(preparing *p) {
   return 0;
 }
 
+/* The end-of-text token between documents. */
+static void separate(preparing *p) {
+  if (p->tokens == 0) return;
+  p->ids.data[0] = pg_tokenizer_end_of_text(p->tokenizer); /* there was a text before */
+  p->ids.count = 1;
+}
+
+static int check_unchanged(preparing *p, int fd, size_t index, int64_t bytes) {
+  const source *s = &p->sources[index];
+  struct stat info;
+  if (fstat(fd, &info) == 0 && info.st_size == s->bytes && bytes == s->bytes &&
+      info.st_mtim.tv_sec == s->modified.tv_sec && info.st_mtim.tv_nsec == s->modified.tv_nsec)
+    return 0;
+  return pg_fail(p->context, PG_EDATA, "text %s changed while it was read",
+                 p->options->texts[index]);
+}
+
+static int encode_lines(preparing *p, size_t index) {
+  int status, more;
+  lines l;
+  const char *text, *path = p->options->texts[index];
+  size_t size;
+  const int64_t before = p->done_bytes;
+  PG_TRY(lines_open(p, path, &l));
+  while ((more = lines_next(&l, &text, &size)) > 0) {
+    separate(p);
+    PG_TRY(pg__tokenizer_append(p->tokenizer, text, size, false, &p->ids));
+    PG_TRY(write_ids(p));
+    p->done_bytes = before + l.bytes;
+    report(p, "encoding", (double)pg__min(p->done_bytes, p->text_bytes) / (double)p->text_bytes);
+  }
+  PG_TRY(more);
+  PG_TRY(pg_file_sha256(p->context, path, p->sources[index].sha256));
+  PG_TRY(check_unchanged(p, fileno(l.file), index, l.bytes));
+fail:
+  lines_close(&l);
+  return status;
+}
+
 static int encode_text(preparing *p, size_t index) {
   int status, more;
   chunks c;
   const char *text, *path = p->options->texts[index];
   size_t size;
   int64_t bytes = 0;
-  struct stat info;
+  separate(p);
   PG_TRY(chunks_open(p->context, path, &c));
   while ((more = chunks_next(&c, &text, &size)) > 0) {
     PG_TRY(pg__tokenizer_append(p->tokenizer, text, size, false, &p->ids));
@@ -271,10 +404,7 @@ static int encode_text(preparing *p, size_t index) {
   }
   PG_TRY(more);
   PG_TRY(pg_file_sha256(p->context, path, p->sources[index].sha256));
-  const source *s = &p->sources[index];
-  if (fstat(c.fd, &info) < 0 || info.st_size != s->bytes || bytes != s->bytes ||
-      info.st_mtim.tv_sec != s->modified.tv_sec || info.st_mtim.tv_nsec != s->modified.tv_nsec)
-    PG_TRY(pg_fail(p->context, PG_EDATA, "text %s changed while it was read", path));
+  PG_TRY(check_unchanged(p, c.fd, index, bytes));
 fail:
   chunks_close(&c);
   return status;
@@ -285,13 +415,8 @@ static int encode(preparing *p) {
   p->ids_fd = open(p->ids_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (p->ids_fd < 0)
     return pg_fail(p->context, PG_EIO, "%s cannot be created: %s", p->ids_path, strerror(errno));
-  for (size_t i = 0; i < p->options->text_count && status == 0; i++) {
-    if (i > 0) {
-      p->ids.data[0] = pg_tokenizer_end_of_text(p->tokenizer); /* there was a text before */
-      p->ids.count = 1;
-    }
-    status = encode_text(p, i);
-  }
+  for (size_t i = 0; i < p->options->text_count && status == 0; i++)
+    status = is_lines(p->options->texts[i]) ? encode_lines(p, i) : encode_text(p, i);
   return status;
 }
 

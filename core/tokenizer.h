@@ -45,8 +45,11 @@ int32_t pg_tokenizer_find(const pg_tokenizer *t, const char *bytes, size_t size)
 
 /* ---- preparing a dataset --------------------------------------------------------------- */
 typedef struct pg_prepare_options {
-  const char *const *texts; /* regular files, each one document; an end-of-text token between */
+  /* Regular files: NAME.jsonl has a document in `field` of each line's object, any other file is
+   * one. An end-of-text token comes between documents. */
+  const char *const *texts;
   size_t text_count;
+  const char *field;     /* NULL: "text" */
   const char *out;       /* folder, created; an existing one must be empty (PG_EEXIST) */
   const char *tokenizer; /* NULL: train one */
   int64_t vocab;         /* for training */

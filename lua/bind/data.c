@@ -136,7 +136,7 @@ static void push_report(lua_State *L, const pg_prepare_report *report) {
  */
 static int data_prepare(lua_State *L) {
   static const char *const keys[] = {"texts",        "out",  "tokenizer", "vocab", "val_fraction",
-                                     "shard_tokens", "name", "progress",  NULL};
+                                     "shard_tokens", "name", "progress",  "field", NULL};
   const char *what = "prepare";
   pg_prepare_options options = {.vocab = 4096, .val_fraction = 0.05, .name = "text"};
   pgl_object *context = pgl_check(L, 1, &pgl_context_kind);
@@ -145,6 +145,7 @@ static int data_prepare(lua_State *L) {
   pgl_need(L, pgl_get_string(L, 2, what, "out", &options.out), what, "out");
   pgl_get_string(L, 2, what, "tokenizer", &options.tokenizer);
   pgl_get_string(L, 2, what, "name", &options.name);
+  pgl_get_string(L, 2, what, "field", &options.field);
   pgl_get_integer(L, 2, what, "vocab", 1, INT64_MAX, &options.vocab);
   pgl_get_integer(L, 2, what, "shard_tokens", 0, INT64_MAX, &options.shard_tokens);
   pgl_get_number(L, 2, what, "val_fraction", &options.val_fraction);

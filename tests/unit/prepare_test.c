@@ -365,6 +365,53 @@ TEST(cancelled_at_any_stage_nothing_is_left) {
   data_folder_remove(folder);
 }
 
+TEST(json_lines_are_documents) {
+  static const char lines[] = "{\"text\": \"In the beginning\", \"id\": 7}\n\n"
+                              "{\"text\": \"\"}\n{\"text\": \"caf\\u00e9\\nand more\"}";
+  static const char first[] = "In the beginning", second[] = "caf\xc3\xa9\nand more";
+  int64_t n = 0, shards, longest, m = 0;
+  int32_t *expected = NULL;
+  pg_prepare_report r = {0}, same = {0};
+  data_folder(folder);
+  char *jsonl = strdup(data_path(folder, "t.jsonl")), *a = strdup(data_path(folder, "a.txt"));
+  char *b = strdup(data_path(folder, "b.txt")), *out = strdup(data_path(folder, "out"));
+  char *plain = strdup(data_path(folder, "plain"));
+  write_text(jsonl, lines, sizeof lines - 1);
+  write_text(a, first, sizeof first - 1);
+  write_text(b, second, sizeof second - 1);
+  const char *const one[] = {jsonl}, *const two[] = {a, b};
+  pg_prepare_options o = options(one, 1, out), p = options(two, 2, plain);
+  must_prepare(&o, &r);
+  must_prepare(&p, &same);
+  CHECK(r.vocab == same.vocab && r.train_tokens == same.train_tokens);
+  int32_t *ids = read_ids(out, "*_train_*.bin", &n, &shards, &longest);
+  expected = read_ids(plain, "*_train_*.bin", &m, &shards, &longest);
+  CHECK(n == m && memcmp(ids, expected, (size_t)n * sizeof *ids) == 0,
+        "the same as the documents' texts in files");
+  free(ids);
+  free(expected);
+  data_folder_remove(out);
+  o.field = "id";
+  must_refuse(&o, PG_EFORMAT, "t.jsonl:1: the field is not a text, expected an object with a text");
+  o.field = "body";
+  must_refuse(&o, PG_EFORMAT, "t.jsonl:1: the field is missing");
+  o.field = NULL;
+  static const char *const bad[] = {"{\"text\": \"a\"}\n[1]\n", "{\"text\": \"a\"}\n{\"te",
+                                    "{\"text\": \"a\"}\n{\"text\": \"\xff\"}\n"};
+  for (size_t i = 0; i < 3; i++) {
+    write_text(jsonl, bad[i], strlen(bad[i]));
+    must_refuse(&o, PG_EFORMAT, "t.jsonl:2");
+  }
+  write_text(jsonl, "\n\n", 2);
+  must_refuse(&o, PG_EDATA, "0 tokens");
+  free(jsonl);
+  free(a);
+  free(b);
+  free(out);
+  free(plain);
+  data_folder_remove(folder);
+}
+
 int main(void) {
   ctx = data_context();
   RUN(documents_come_back_with_markers_between);
@@ -373,6 +420,7 @@ int main(void) {
   RUN(what_cannot_work_is_refused_and_leaves_nothing);
   RUN(ids_of_more_than_sixteen_bits_are_refused);
   RUN(cancelled_at_any_stage_nothing_is_left);
+  RUN(json_lines_are_documents);
   pg_context_free(ctx);
   return unit_report();
 }

@@ -10,11 +10,14 @@ local prepare = {
   name = "data prepare",
   usage = "data prepare --text FILE… --out DIR [--tokenizer FILE | --vocab-size N]",
   description = "Tokenise text into shards with a tokenizer.json and a dataset.json. Without "
-    .. "--tokenizer a byte-level BPE vocabulary is trained on the text. Every file is a document.",
+    .. "--tokenizer a byte-level BPE vocabulary is trained on the text. "
+    .. "Every file is a document; of FILE.jsonl, every line's text.",
   positional = { 0, 0 },
   options = {
     { name = "text", value = "FILE", many = true, spread = true,
       help = "text files (repeatable, or several after one --text)" },
+    { name = "field", value = "NAME",
+      help = "where a line of FILE.jsonl has its text (default text)" },
     { name = "out", value = "DIR", help = "folder for the shards" },
     { name = "tokenizer", value = "FILE", help = "an existing tokenizer: tokenizer.json, or a "
       .. "folder with vocab.json and merges.txt, or encoder.json and vocab.bpe" },
@@ -64,7 +67,7 @@ function prepare.run(options)
   local report = errors.try(core.prepare(ctx, {
     texts = options.text, out = options.out, tokenizer = options.tokenizer, vocab = vocab,
     val_fraction = options.val_fraction or 0.1, shard_tokens = options.shard_tokens,
-    name = options.name,
+    name = options.name, field = options.field,
     progress = function(what, fraction)
       if show.tty then
         show.err:write(("\r\27[K%s %3.0f %%"):format(what, 100 * fraction))

@@ -7,8 +7,8 @@ local tensors = require "perigee.tensors"
 local command = {
   name = "export", usage = "export DIR [--format csv|npy|safetensors] [--out FILE]",
   description = "csv: the metrics of a run directory as a table with a line per update, for "
-    .. "pandas, R or Weights & Biases. npy, safetensors: the head's matrix of a checkpoint, or of the "
-    .. "latest one of a run directory, a row per token.",
+    .. "pandas, R or Weights & Biases. npy, safetensors: the head's matrix of a checkpoint, or of "
+    .. "the latest one of a run directory, a row per token.",
   positional = { 1, 1 },
   options = {
     { name = "format", value = "FORMAT", choices = { "csv", "npy", "safetensors" },
