@@ -8,7 +8,7 @@ local data
 
 setup(function()
   data = support.data()
-  support.shard(data .. "/long_train_000009.bin", 9000, function(i) return (i * i + i // 7) % 97 end)
+  support.shard(data .. "/long_train_000009.bin", 9000, function(i) return (i * i + 3 * i) % 97 end)
 end)
 teardown(support.clean)
 
