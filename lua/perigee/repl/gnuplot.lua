@@ -46,17 +46,25 @@ local function terminal(drawing)
   return ("set terminal %s\nset output %s"):format(formats[format], quoted(drawing.file))
 end
 
--- The commands of a drawing: { file or width and height, title, xlabel, ylabel, log, series = {
--- { title, style, rows = { { x, y [, label] }, … } }, … } }.
+-- Styles with more than two columns: texts at points, and the area between two curves.
+local styles = {
+  labels = { columns = "1:2:3", with = "labels offset 0,0.6" },
+  band = { columns = "1:2:3", with = "filledcurves fillstyle transparent solid 0.2 noborder" },
+}
+
+-- The commands of a drawing: { file or width and height, title, xlabel, ylabel, log, key, series = {
+-- { title, style, color, rows = { { x, y [, label] } or { x, low, high }, … } }, … }, inset =
+-- { x from, to, y from, to } on axes that are not logarithmic }.
 function gnuplot.script(drawing)
   local lines = { "set encoding utf8", "set datafile separator '\\t'",
     "set colorsequence podo", terminal(drawing) }
   local plots = {}
   for i, series in ipairs(drawing.series) do
     lines[#lines + 1] = data_block("series" .. i, series.rows)
-    plots[i] = ("$series%d using %s with %s %s"):format(i,
-      series.style == "labels" and "1:2:3" or "1:2",
-      series.style == "labels" and "labels offset 0,0.6" or series.style,
+    local kind = styles[series.style]
+    plots[i] = ("$series%d using %s with %s%s %s"):format(i, kind and kind.columns or "1:2",
+      kind and kind.with or series.style,
+      series.color and (" linecolor %d"):format(series.color) or "",
       series.title and "title " .. quoted(series.title) or "notitle")
   end
   if drawing.title then lines[#lines + 1] = "set title " .. quoted(drawing.title) end
@@ -66,7 +74,16 @@ function gnuplot.script(drawing)
   if drawing.boxes then
     lines[#lines + 1] = "set boxwidth 1 relative\nset style fill solid 0.6\nset yrange [0:*]"
   end
+  if drawing.key then lines[#lines + 1] = "set key " .. drawing.key end
+  if drawing.inset then lines[#lines + 1] = "set multiplot" end
   lines[#lines + 1] = "plot " .. table.concat(plots, ", ")
+  local inset = drawing.inset
+  if inset then
+    lines[#lines + 1] = ("unset title\nunset xlabel\nunset ylabel\nunset key\nunset logscale\n"
+      .. "set origin 0.44,0.40\nset size 0.52,0.50\nset tics font ',9'\nset xtics autofreq\n"
+      .. "set xrange [%.9g:%.9g]\nset yrange [%.9g:%.9g]\n"):format(table.unpack(inset))
+      .. "plot " .. table.concat(plots, ", ") .. "\nunset multiplot"
+  end
   return table.concat(lines, "\n") .. "\n"
 end
 

@@ -1,0 +1,101 @@
+-- pg.report and `perigee report`: tables and figures of runs, from their directories alone.
+local check = require "perigee.check"
+local collect = require "perigee.report.collect"
+local core = require "perigee.core"
+local errors = require "perigee.errors"
+local figures = require "perigee.report.figures"
+local gnuplot = require "perigee.repl.gnuplot"
+local keys = require "perigee.keys"
+local page = require "perigee.report.page"
+local tables = require "perigee.report.tables"
+
+local report = {}
+
+local Report = { __name = "a report" }
+Report.__index = Report
+
+-- All tables, one after another, in one format of perigee.report.tables.
+local function render(self, format)
+  local parts = {}
+  for i, t in ipairs(self.tables) do parts[i] = tables[format](t) end
+  return table.concat(parts, "\n")
+end
+
+for _, format in ipairs { "text", "markdown", "latex", "csv" } do
+  Report[format] = function(self) return render(self, format) end
+end
+
+function Report:html() return page.html(self) end
+
+function Report:__tostring() return self:text() end
+
+local function rates_of(groups, names)
+  local found = {}
+  for _, name in ipairs(names) do
+    local numeric = name:find "^lr" or name:find "_lr$" or name:find "_lr_"
+    for _, group in ipairs(groups) do
+      numeric = numeric and type(group.point[name]) == "number"
+    end
+    if numeric then found[#found + 1] = name end
+  end
+  return found
+end
+
+local function write(self, out)
+  errors.try(core.fs.make(out))
+  for name, format in pairs { ["report.md"] = "markdown", ["report.tex"] = "latex",
+    ["report.txt"] = "text" } do
+    errors.try(core.fs.write(out .. "/" .. name, self[format](self)))
+  end
+  for i, t in ipairs(self.tables) do
+    errors.try(core.fs.write(("%s/table-%d.csv"):format(out, i), tables.csv(t)))
+  end
+  for _, figure in ipairs(self.figures) do
+    errors.try(core.fs.write(("%s/%s.csv"):format(out, figure.name), figures.csv(figure)))
+    for _, format in ipairs { "svg", "pdf", "png" } do
+      figure.drawing.file = ("%s/%s.%s"):format(out, figure.name, format)
+      gnuplot.draw(figure.drawing)
+    end
+  end
+  errors.try(core.fs.write(out .. "/report.html", self:html()))
+end
+
+-- options: dirs, mixed, target, baseline, out.
+function report.make(options)
+  local runs = collect.runs(options.dirs)
+  collect.check_alike(runs, options.mixed)
+  local names = collect.varying(runs)
+  local groups = collect.groups(runs, names)
+  collect.check_models(groups)
+  local self = setmetatable({ runs = runs, groups = groups, tables = {}, out = options.out,
+    title = runs[1].config and runs[1].config.name or "runs" }, Report)
+  local function add(t) self.tables[#self.tables + 1] = t end
+  add(tables.final(groups))
+  add(tables.paired(groups, names, options.baseline))
+  add(tables.paper(runs))
+  local rates = rates_of(groups, names)
+  for _, name in ipairs(rates) do add(tables.rates(groups, names, name)) end
+  if options.target then add(tables.target(groups, options.target)) end
+  add(tables.left_out(runs))
+  self.figures = figures.all(groups, rates)
+  if options.out then write(self, options.out) end
+  return self
+end
+
+local option_keys = { "mixed", "target", "baseline", "out" }
+
+-- pg.report{ DIR, …, out =, target =, baseline =, mixed = }: { tables, figures, groups, runs } with
+-- the methods text, markdown, latex, csv and html. Failures return nil, "NAME: text", "NAME".
+function report.public(options)
+  check.table(nil, "pg.report", options)
+  keys.check(options, option_keys, "pg.report", nil, #options)
+  if #options == 0 then errors.misuse("pg.report: expected folders of runs") end
+  local dirs = {}
+  for i, dir in ipairs(options) do dirs[i] = check.string(nil, "pg.report folder", dir) end
+  if options.target ~= nil then check.number(nil, "pg.report target", options.target, {}) end
+  if options.out ~= nil then check.string(nil, "pg.report out", options.out) end
+  return errors.guard(report.make, { dirs = dirs, mixed = options.mixed, target = options.target,
+    baseline = options.baseline and tostring(options.baseline), out = options.out })
+end
+
+return report
