@@ -150,6 +150,26 @@ describe("a report", function()
     end
   end)
 
+  it("is a page that a browser shows #browser", function()
+    local found = io.popen "command -v chromium || true"
+    local browser = found:read "l"
+    found:close()
+    if not browser then return pending "no chromium here" end
+    local folder = six()
+    local out = folder .. "/out"
+    assert(pg.report { folder, out = out })
+    local call = ("timeout 60 chromium --headless --no-sandbox --disable-gpu --user-data-dir=%s/home"
+      .. " --window-size=390,844 %%s file://%s/report.html 2>/dev/null"):format(folder, out)
+    local pipe = io.popen(call:format "--dump-dom")
+    local dom = pipe:read "a"
+    pipe:close()
+    has(dom, "<caption>Final values")
+    local _, figures = dom:gsub("<svg role=\"img\"", "")
+    assert.equal(3, figures)
+    os.execute(call:format("--screenshot=" .. folder .. "/page.png"))
+    assert.equal("\137PNG", support.read(folder .. "/page.png"):sub(1, 4))
+  end)
+
   it("reads a run that trained", function()
     local out = support.folder() .. "/run"
     local recipe = support.recipe(pg, support.data())

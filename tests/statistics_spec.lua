@@ -6,7 +6,7 @@ local function near(expected, found, tolerance)
 end
 
 describe("statistics", function()
-  it("have t quantiles of the tables, and the closed forms of 1 and 2 degrees of freedom", function()
+  it("have t quantiles of the tables, and the closed forms of 1 and 2 degrees", function()
     -- Two-sided 5 % and 1 %, printed to three digits in every table of Student's t.
     for n, t in pairs { [1] = 12.706, [2] = 4.303, [3] = 3.182, [4] = 2.776, [9] = 2.262,
       [29] = 2.045, [120] = 1.980 } do

@@ -52,8 +52,8 @@ local styles = {
   band = { columns = "1:2:3", with = "filledcurves fillstyle transparent solid 0.2 noborder" },
 }
 
--- The commands of a drawing: { file or width and height, title, xlabel, ylabel, log, key, series = {
--- { title, style, color, rows = { { x, y [, label] } or { x, low, high }, … } }, … }, inset =
+-- The commands of a drawing: { file or width and height, title, xlabel, ylabel, log, key, counts,
+-- series = { { title, style, color, rows = { { x, y [, label] } or { x, low, high }, … } }, … }, inset =
 -- { x from, to, y from, to } on axes that are not logarithmic }.
 function gnuplot.script(drawing)
   local lines = { "set encoding utf8", "set datafile separator '\\t'",
@@ -74,13 +74,16 @@ function gnuplot.script(drawing)
   if drawing.boxes then
     lines[#lines + 1] = "set boxwidth 1 relative\nset style fill solid 0.6\nset yrange [0:*]"
   end
+  -- 100M, 1G: counts with the letters of powers of 1000.
+  if drawing.counts then lines[#lines + 1] = "set format x '%.0s%c'\nset xtics nomirror" end
+  if drawing.inset or drawing.counts then lines[#lines + 1] = "set autoscale xfix" end
   if drawing.key then lines[#lines + 1] = "set key " .. drawing.key end
   if drawing.inset then lines[#lines + 1] = "set multiplot" end
   lines[#lines + 1] = "plot " .. table.concat(plots, ", ")
   local inset = drawing.inset
   if inset then
     lines[#lines + 1] = ("unset title\nunset xlabel\nunset ylabel\nunset key\nunset logscale\n"
-      .. "set origin 0.44,0.40\nset size 0.52,0.50\nset tics font ',9'\nset xtics autofreq\n"
+      .. "set origin 0.55,0.46\nset size 0.43,0.49\nset tics font ',9'\nset format x '%.1s%c'\n"
       .. "set xrange [%.9g:%.9g]\nset yrange [%.9g:%.9g]\n"):format(table.unpack(inset))
       .. "plot " .. table.concat(plots, ", ") .. "\nunset multiplot"
   end

@@ -80,7 +80,7 @@ local function trajectory(groups, measure)
   return { name = measure.key, data = curves, title = measure.title .. " against tokens",
     alt = ("%s against tokens, mean and one sample deviation over seeds. At the end: %s."):format(
       measure.title, table.concat(last, "; ")),
-    drawing = { series = series, xlabel = "tokens", ylabel = measure.title,
+    drawing = { series = series, xlabel = "tokens", counts = true, ylabel = measure.title,
       log = measure.log and "xy" or "x", key = "bottom left",
       inset = not measure.log and last_third(curves) or nil } }
 end

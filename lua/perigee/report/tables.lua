@@ -1,5 +1,6 @@
 -- The tables of a report as cells, and cells as text, Markdown, LaTeX, CSV or HTML.
 local collect = require "perigee.report.collect"
+local columns = require("perigee.repl.report").columns
 local console = require "perigee.console"
 local statistics = require "perigee.statistics"
 
@@ -122,8 +123,8 @@ function tables.paired(groups, names, baseline)
     end
   end
   if #rows == 0 then return nil end
-  return { title = "Paired differences by seed: mean ± one sample standard deviation, 95 % interval "
-    .. "of paired t, p by Holm over the methods of a group, geometric mean of the ratios",
+  return { title = "Paired differences by seed: mean ± one sample standard deviation, 95 % "
+    .. "interval of paired t, p by Holm over the methods of a group, geometric mean of the ratios",
     head = { "difference", "measure", "n", "mean", "95 % interval", "p (Holm)", "ratio" },
     rows = rows }
 end
@@ -235,8 +236,9 @@ end
 
 -- ---- formats ------------------------------------------------------------------------------------
 function tables.text(t)
-  local rows = { t.head, table.unpack(t.rows) }
-  return t.title .. "\n" .. table.concat(console.columns(rows), "\n") .. "\n"
+  local rows, left = { t.head, table.unpack(t.rows) }, {}
+  for i in ipairs(t.head) do left[i] = true end
+  return t.title .. "\n" .. columns(rows, left) .. "\n"
 end
 
 function tables.markdown(t)
