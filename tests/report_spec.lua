@@ -158,8 +158,9 @@ describe("a report", function()
     local folder = six()
     local out = folder .. "/out"
     assert(pg.report { folder, out = out })
-    local call = ("timeout 60 chromium --headless --no-sandbox --disable-gpu --user-data-dir=%s/home"
-      .. " --window-size=390,844 %%s file://%s/report.html 2>/dev/null"):format(folder, out)
+    local call = ("timeout 60 chromium --headless --no-sandbox --disable-gpu "
+      .. "--user-data-dir=%s/home --window-size=390,844 %%s file://%s/report.html 2>/dev/null")
+      :format(folder, out)
     local pipe = io.popen(call:format "--dump-dom")
     local dom = pipe:read "a"
     pipe:close()

@@ -53,8 +53,8 @@ local styles = {
 }
 
 -- The commands of a drawing: { file or width and height, title, xlabel, ylabel, log, key, counts,
--- series = { { title, style, color, rows = { { x, y [, label] } or { x, low, high }, … } }, … }, inset =
--- { x from, to, y from, to } on axes that are not logarithmic }.
+-- series = { { title, style, color, rows = { { x, y [, label] } or { x, low, high }, … } }, … },
+-- inset = { x from, to, y from, to }, whose axes are not logarithmic }.
 function gnuplot.script(drawing)
   local lines = { "set encoding utf8", "set datafile separator '\\t'",
     "set colorsequence podo", terminal(drawing) }
@@ -83,7 +83,7 @@ function gnuplot.script(drawing)
   local inset = drawing.inset
   if inset then
     lines[#lines + 1] = ("unset title\nunset xlabel\nunset ylabel\nunset key\nunset logscale\n"
-      .. "set origin 0.55,0.46\nset size 0.43,0.49\nset tics font ',9'\nset format x '%.1s%c'\n"
+      .. "set origin 0.55,0.46\nset size 0.43,0.49\nset tics font ',9'\nset format x '%%.1s%%c'\n"
       .. "set xrange [%.9g:%.9g]\nset yrange [%.9g:%.9g]\n"):format(table.unpack(inset))
       .. "plot " .. table.concat(plots, ", ") .. "\nunset multiplot"
   end

@@ -294,7 +294,7 @@ function tables.escape(text)
 end
 
 function tables.html(t)
-  local lines = { '<div class="scroll"><table>', "<caption>" .. tables.escape(t.title)
+  local lines = { '<div class="scroll" tabindex="0"><table>', "<caption>" .. tables.escape(t.title)
     .. "</caption>", "<thead><tr>" }
   for _, cell in ipairs(t.head) do
     lines[#lines + 1] = ('<th scope="col">%s</th>'):format(tables.escape(cell))
