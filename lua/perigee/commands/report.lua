@@ -7,7 +7,8 @@ local command = {
   usage = "report DIR… [--html|--markdown|--latex|--csv] [--out DIR]",
   description = "Tables and figures of finished runs. DIR is a run, a sweep's folder, or a folder "
     .. "of runs. The tables are printed, as text or in the format that is given; with --out they "
-    .. "are written there in all formats, with the figures as SVG, PDF and PNG and their data as CSV.",
+    .. "are written there in all formats, with the figures as SVG, PDF and PNG, and their data as "
+    .. "CSV.",
   positional = { 1, math.maxinteger },
   options = {
     { name = "html", help = "one self-contained page, with the figures" },
