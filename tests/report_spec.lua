@@ -150,6 +150,25 @@ describe("a report", function()
     end
   end)
 
+  it("packs the same bytes of the same runs, which their sums confirm", function()
+    local folder = six()
+    local bytes = {}
+    for i = 1, 2 do
+      local file = ("%s/%d.tar.gz"):format(folder, i)
+      assert(pg.report { folder .. "/a0", folder .. "/a1", out = folder .. "/out",
+        bundle = file })
+      bytes[i] = support.read(file)
+      core.sleep(1.1) -- a PDF may hold the second of its making
+    end
+    local code, text = support.shell(("mkdir %s/x && tar -xzf %s/1.tar.gz -C %s/x && cd %s/x && "
+      .. "sha256sum --quiet -c SHA256SUMS && find . -name summary.json | wc -l"):format(folder,
+      folder, folder, folder))
+    assert.equal(0, code)
+    assert.equal("2", text:match "%d+")
+    assert(bytes[1] == bytes[2])
+    assert.error_matches(function() pg.report { folder, bundle = "x" } end, "expected with out")
+  end)
+
   it("is a page that a browser shows #browser", function()
     local found = io.popen "command -v chromium || true"
     local browser = found:read "l"

@@ -1,4 +1,5 @@
 -- pg.report and `perigee report`: tables and figures of runs, from their directories alone.
+local bundle = require "perigee.report.bundle"
 local check = require "perigee.check"
 local collect = require "perigee.report.collect"
 local core = require "perigee.core"
@@ -41,6 +42,14 @@ local function rates_of(groups, names)
   return found
 end
 
+-- Cairo writes the time into a PDF: without it the same runs give the same bytes. As many digits as
+-- before, so that the file's table of offsets holds.
+local function undate(path)
+  local text = errors.try(core.fs.read(path))
+  errors.try(core.fs.write(path, (text:gsub("/CreationDate %(D:%d%d%d%d%d%d%d%d%d%d%d%d%d%d",
+    "/CreationDate (D:19700101000000"))))
+end
+
 local function write(self, out)
   errors.try(core.fs.make(out))
   for name, format in pairs { ["report.md"] = "markdown", ["report.tex"] = "latex",
@@ -56,11 +65,12 @@ local function write(self, out)
       figure.drawing.file = ("%s/%s.%s"):format(out, figure.name, format)
       gnuplot.draw(figure.drawing)
     end
+    undate(out .. "/" .. figure.name .. ".pdf")
   end
   errors.try(core.fs.write(out .. "/report.html", self:html()))
 end
 
--- options: dirs, mixed, target, baseline, out.
+-- options: dirs, mixed, target, baseline, out, bundle (needs out).
 function report.make(options)
   local runs = collect.runs(options.dirs)
   collect.check_alike(runs, options.mixed)
@@ -79,13 +89,14 @@ function report.make(options)
   add(tables.left_out(runs))
   self.figures = figures.all(groups, rates)
   if options.out then write(self, options.out) end
+  if options.bundle then bundle.write(self, options.out, options.bundle) end
   return self
 end
 
-local option_keys = { "mixed", "target", "baseline", "out" }
+local option_keys = { "mixed", "target", "baseline", "out", "bundle" }
 
--- pg.report{ DIR, …, out =, target =, baseline =, mixed = }: { tables, figures, groups, runs } with
--- the methods text, markdown, latex, csv and html. Failures return nil, "NAME: text", "NAME".
+-- pg.report{ DIR, …, out =, bundle =, target =, baseline =, mixed = }: { tables, figures, groups,
+-- runs } with methods text, markdown, latex, csv, html. Failures return nil, "NAME: text", "NAME".
 function report.public(options)
   check.table(nil, "pg.report", options)
   keys.check(options, option_keys, "pg.report", nil, #options)
@@ -94,8 +105,13 @@ function report.public(options)
   for i, dir in ipairs(options) do dirs[i] = check.string(nil, "pg.report folder", dir) end
   if options.target ~= nil then check.number(nil, "pg.report target", options.target, {}) end
   if options.out ~= nil then check.string(nil, "pg.report out", options.out) end
+  if options.bundle ~= nil then
+    check.string(nil, "pg.report bundle", options.bundle)
+    if not options.out then errors.misuse("pg.report bundle: expected with out") end
+  end
   return errors.guard(report.make, { dirs = dirs, mixed = options.mixed, target = options.target,
-    baseline = options.baseline and tostring(options.baseline), out = options.out })
+    baseline = options.baseline and tostring(options.baseline), out = options.out,
+    bundle = options.bundle })
 end
 
 return report

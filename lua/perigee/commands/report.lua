@@ -16,6 +16,8 @@ local command = {
     { name = "latex", help = "tables in LaTeX, for booktabs" },
     { name = "csv", help = "tables as comma-separated values" },
     { name = "out", value = "DIR", help = "write everything into this folder" },
+    { name = "bundle", value = "FILE",
+      help = "with --out: pack the report and its runs, without checkpoints, into a .tar.gz" },
     { name = "target", value = "LOSS", kind = "number",
       help = "also when each run first validated at or below this loss" },
     { name = "baseline", value = "VALUE", help = "the value that the others are compared with" },
@@ -31,8 +33,9 @@ function command.run(options, positional)
       format = name
     end
   end
+  if options.bundle and not options.out then errors.usage("--bundle: expected with --out") end
   local made = report.make { dirs = positional, mixed = options.mixed, target = options.target,
-    baseline = options.baseline, out = options.out }
+    baseline = options.baseline, out = options.out, bundle = options.bundle }
   if format or not options.out then
     io.stdout:write(made[format or "text"](made))
   else
