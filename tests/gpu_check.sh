@@ -194,7 +194,7 @@ if [ "${3:-}" = full ]; then
   build=$work/perigee-gpu-check/build/gpu-check
   from_bundle() {
     "${clean[@]}" "$work/perigee-gpu-check/tools/gpu-check" --out "$work/out" --minutes 30 \
-      --only none >"$work/output" 2>&1
+      --only doctor >"$work/output" 2>&1
   }
   if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
     check "the project from the bundle" from_bundle
