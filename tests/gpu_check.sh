@@ -186,7 +186,7 @@ inside() { # every library of FILES is the bundle's or the compiler's
   local compiler='.*/lib(c|m|dl|rt|pthread|resolv|gcc_s|stdc\+\+|gomp)\.so'
   ! ldd "$@" | grep -E '=> ' | grep -vE "=> ($bundle/|$compiler)" >>"$work/output"
 }
-check "bundle: libraries" inside "$work/all" "$bundle"/bin/{cmake,ninja,pkg-config,lua5.4}
+check "bundle: libraries" inside "$work/all" "$bundle"/bin/{cmake,ninja,pkg-config,lua5.4,protoc-c}
 for program in cmake ninja busted; do
   check "bundle: $program" "${clean[@]}" "$bundle/bin/$program" --version >"$work/output" 2>&1
 done

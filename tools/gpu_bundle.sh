@@ -63,7 +63,7 @@ for module in $modules; do
     "$libraries/pkgconfig/$module.pc" >"$bundle/lib/pkgconfig/$module.pc"
 done
 
-for program in cmake ninja pkg-config lua5.4; do
+for program in cmake ninja pkg-config lua5.4 protoc-c; do
   cp -L "/usr/bin/$program" "$bundle/bin/"
   needed_by "/usr/bin/$program" | while read -r other; do cp -L "$other" "$bundle/libexec/"; done
   patchelf --force-rpath --set-rpath '$ORIGIN/../libexec' "$bundle/bin/$program"
@@ -98,18 +98,18 @@ if [ -n "$frontend" ]; then
   cp -r "$frontend"/../nvidia_cudnn_frontend-*.dist-info "$bundle/share/doc/"
 fi
 
-glibc=$(objdump -T "$bundle"/lib{,exec}/*.so.* "$bundle"/bin/{cmake,ninja,lua5.4} |
+glibc=$(objdump -T "$bundle"/lib{,exec}/*.so.* "$bundle"/bin/{cmake,ninja,lua5.4,protoc-c} |
   grep -oE 'GLIBC_2\.[0-9]+' | sort -uV | tail -n 1)
 packages=$(find "$bundle/lib" "$bundle/libexec" -name '*.so*' -type f -printf '%f\n' |
   while read -r f; do dpkg -S "*/$triplet/$f" 2>/dev/null || true; done | cut -d: -f1 | sort -u)
 mkdir -p "$bundle/share/doc"
-for package in $packages $headers $busted cmake ninja-build pkgconf lua5.4; do
+for package in $packages $headers $busted cmake ninja-build pkgconf lua5.4 protobuf-c-compiler; do
   cp -L "/usr/share/doc/$package/copyright" "$bundle/share/doc/$package" 2>/dev/null || true
 done
 {
   echo "perigee $(git rev-parse HEAD)"
   echo "glibc ${glibc#GLIBC_}, $triplet"
-  dpkg-query -W $packages $headers $busted cmake ninja-build pkgconf lua5.4
+  dpkg-query -W $packages $headers $busted cmake ninja-build pkgconf lua5.4 protobuf-c-compiler
 } >"$bundle/MANIFEST"
 
 tar c -C "$work" --sort=name --owner=0 --group=0 perigee-gpu-check | $compress >"$work/archive"
