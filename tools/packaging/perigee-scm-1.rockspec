@@ -13,6 +13,7 @@ external_dependencies = {
   UV = { header = "uv.h" },
   PCRE2 = { header = "pcre2.h" },
   JANSSON = { header = "jansson.h" },
+  PROTOBUF = { header = "protobuf-c/protobuf-c.h" },
   OPENSSL = { header = "openssl/evp.h" },
   EDIT = { header = "histedit.h" },
 }
