@@ -146,11 +146,21 @@ char *pg__parent(const char *path) {
   return end == 0 ? strdup(".") : strndup(path, end);
 }
 
+/* What the name `path` stands for may be replaced by a file: nothing, or a regular one. A device
+ * or a pipe would be lost for everybody. */
+static int replaceable(pg_context *ctx, const char *path) {
+  struct stat info;
+  if (stat(path, &info) < 0 || S_ISREG(info.st_mode)) return 0;
+  return pg_fail(ctx, PG_EIO, "cannot replace '%s': %s, expected a new name or a regular file",
+                 path, S_ISDIR(info.st_mode) ? "Is a directory" : "a device, pipe or socket");
+}
+
 int pg_file_write_atomic(pg_context *ctx, const char *path, const void *data, size_t size) {
   int fd = -1, status;
   char *temporary = NULL, *folder = pg__parent(path);
   bool created = false;
 
+  PG_TRY(replaceable(ctx, path));
   if (!folder || asprintf(&temporary, "%s.tmp-%ld", path, (long)getpid()) < 0) {
     temporary = NULL;
     status = pg_fail(ctx, PG_ENOMEM, "the path '%s' does not fit in memory", path);

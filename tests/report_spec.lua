@@ -169,6 +169,54 @@ describe("a report", function()
     assert.error_matches(function() pg.report { folder, bundle = "x" } end, "expected with out")
   end)
 
+  it("packs its own files only, and keeps the old archive when it cannot", function()
+    local folder = six()
+    local out, archive = folder .. "/out", folder .. "/out/b.tar.gz"
+    for _ = 1, 2 do
+      assert(core.fs.make(out))
+      support.write(out .. "/mine.txt", "not the report's")
+      assert(pg.report { folder, out = out, bundle = archive })
+    end
+    local _, listed = support.shell("tar tzf " .. support.quote(archive))
+    has(listed, "report/report.md")
+    assert.is_nil(listed:find("mine.txt", 1, true) or listed:find("b.tar.gz", 1, true))
+    local before = support.read(archive)
+    local tools = support.folder()
+    assert.equal(0, (support.shell(("ln -s $(command -v sh) $(command -v gnuplot) %s"):format(
+      tools))))
+    local code, _, err = support.shell(("PATH=%s %s report %s --out %s --bundle %s"):format(tools,
+      support.program, folder, out, archive))
+    assert.equal(1, code)
+    assert(support.one_line(err, "EIO: " .. archive, "not found"))
+    assert.equal(before, support.read(archive))
+  end)
+
+  it("goes into folders of any name", function()
+    local folder = six()
+    for _, name in ipairs { "a\nb 'q\" \\ é", ("x"):rep(240) } do
+      local out = folder .. "/" .. name
+      assert(pg.report { folder, out = out })
+      assert.equal("file", core.fs.kind(out .. "/loss.png"))
+      has(support.read(out .. "/loss.svg"), "</svg>")
+    end
+  end)
+
+  it("refuses a baseline that no run has", function()
+    local code, _, err = support.perigee { "report", six(), "--baseline", "adam" }
+    assert.equal(2, code)
+    assert(support.one_line(err, 'baseline "adam" is not allowed', '"adamw" or "rownorm"'))
+    assert(pg.report { six(), baseline = "rownorm" })
+  end)
+
+  it("shows no time where a summary has none that can be", function()
+    local folder = six()
+    for _, value in ipairs { "null", "1e300", "-1", '"x"', "[]" } do
+      local path = folder .. "/a0/summary.json"
+      support.write(path, (support.read(path):gsub('("elapsed_seconds": ?)[^,}]+', "%1" .. value)))
+      has(assert(pg.report { folder }):markdown(), "| head=adamw | 3 | 3.1000 ± 0.1000 |")
+    end
+  end)
+
   it("is a page that a browser shows #browser", function()
     local found = io.popen "command -v chromium || true"
     local browser = found:read "l"

@@ -243,6 +243,25 @@ describe("a sweep", function()
     refused(2, "a < b", "--grid", "lr=uniform:2:1", "--samples", "2")
   end)
 
+  it("refuses random axes without end, on the command line as usage", function()
+    for _, axis in ipairs { "uniform:0:1e999", "uniform:-1.7e308:1.7e308", "uniform:nan:1",
+      "loguniform:0:1" } do
+      local code, said = program("sweep", recipe, "--samples", "2", "--grid", "lr=" .. axis)
+      assert.equal(2, code)
+      assert.is_truthy(said:find("with finite numbers a < b", 1, true), said)
+    end
+  end)
+
+  it("goes on beside an edited sweep.json", function()
+    local out = support.folder() .. "/sweep"
+    assert.is_true(run { grid = { seed = { 0 } }, out = out }.complete)
+    for _, runs in ipairs { "[1,2]", "[null]", '["x",{}]', "{}", "7", '[{"name":{}}]' } do
+      support.write(out .. "/sweep.json", '{"runs":' .. runs .. "}")
+      assert.equal("seed=0 finished", names(run { grid = { seed = { 0 } }, out = out }))
+      assert.equal("seed=0", support.json(out .. "/sweep.json").runs[1].name)
+    end
+  end)
+
   it("prints its plan without writing", function()
     local out = support.folder() .. "/s"
     local code, printed = program("sweep", recipe, "--out", out, "--dry-run", "--rate", "1e9")

@@ -76,7 +76,8 @@ function errors.strip(message)
   if not prefix then return message end
   local folder = own_folder
   for _, own in ipairs { folder, folder .. "bench/", folder .. "commands/", folder .. "repl/",
-    folder .. "attach/", folder .. "geometry/", folder .. "sweep/" } do
+    folder .. "attach/", folder .. "geometry/", folder .. "sweep/",
+    folder .. "report/" } do
     if prefix ~= "" and own:sub(-#prefix) == prefix then return rest end
   end
   return message

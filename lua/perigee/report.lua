@@ -50,24 +50,46 @@ local function undate(path)
     "/CreationDate (D:19700101000000"))))
 end
 
+-- Into the folder `out`, which may hold other files too: self.files are the report's.
 local function write(self, out)
+  self.files = {}
+  local function path(name)
+    table.insert(self.files, name)
+    return out .. "/" .. name
+  end
   errors.try(core.fs.make(out))
   for name, format in pairs { ["report.md"] = "markdown", ["report.tex"] = "latex",
     ["report.txt"] = "text" } do
-    errors.try(core.fs.write(out .. "/" .. name, self[format](self)))
+    errors.try(core.fs.write(path(name), self[format](self)))
   end
   for i, t in ipairs(self.tables) do
-    errors.try(core.fs.write(("%s/table-%d.csv"):format(out, i), tables.csv(t)))
+    errors.try(core.fs.write(path(("table-%d.csv"):format(i)), tables.csv(t)))
   end
   for _, figure in ipairs(self.figures) do
-    errors.try(core.fs.write(("%s/%s.csv"):format(out, figure.name), figures.csv(figure)))
+    errors.try(core.fs.write(path(figure.name .. ".csv"), figures.csv(figure)))
     for _, format in ipairs { "svg", "pdf", "png" } do
-      figure.drawing.file = ("%s/%s.%s"):format(out, figure.name, format)
+      figure.drawing.file = path(figure.name .. "." .. format)
       gnuplot.draw(figure.drawing)
     end
     undate(out .. "/" .. figure.name .. ".pdf")
   end
-  errors.try(core.fs.write(out .. "/report.html", self:html()))
+  errors.try(core.fs.write(path "report.html", self:html()))
+end
+
+-- A baseline is a value of a parameter in which the runs differ.
+local function check_baseline(groups, names, baseline)
+  local known, list = {}, {}
+  for _, name in ipairs(names) do
+    for _, group in ipairs(groups) do
+      local text = tostring(group.point[name])
+      if text == baseline then return end
+      if not known[text] and type(group.point[name]) == "string" then
+        known[text], list[#list + 1] = true, check.show(text)
+      end
+    end
+  end
+  errors.usage("baseline %s is not allowed: expected a value that the runs have%s",
+    check.show(baseline), #list > 0 and ", " .. table.concat(list, " or ") or "")
 end
 
 -- options: dirs, mixed, target, baseline, out, bundle (needs out).
@@ -77,6 +99,7 @@ function report.make(options)
   local names = collect.varying(runs)
   local groups = collect.groups(runs, names)
   collect.check_models(groups)
+  if options.baseline then check_baseline(groups, names, options.baseline) end
   local self = setmetatable({ runs = runs, groups = groups, tables = {}, out = options.out,
     title = runs[1].config and runs[1].config.name or "runs" }, Report)
   local function add(t) self.tables[#self.tables + 1] = t end

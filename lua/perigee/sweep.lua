@@ -96,7 +96,7 @@ local function runs_object(runs, before)
       { "updates", run.plan.last } }
   end
   for _, old in ipairs(before or {}) do -- of another grid in the same folder
-    if not mine[old.name] then list[#list + 1] = old end
+    if type(old) == "table" and not mine[old.name] then list[#list + 1] = old end
   end
   return core.json.array(list)
 end

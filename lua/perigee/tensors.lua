@@ -211,6 +211,11 @@ end
 -- Through another name, so that a file is whole or not there.
 local function save(t, path)
   local kind, partial = extension("t:save path", path), path .. ".partial"
+  local there = core.fs.kind(path)
+  if there and there ~= "file" then
+    errors.world(("EIO: cannot replace %s: it is %s, expected a new name or a file"):format(path,
+      there == "directory" and "a folder" or "a device, pipe or socket"), "EIO")
+  end
   if kind == "npy" then
     errors.try(core.save_npy(t, partial))
   else

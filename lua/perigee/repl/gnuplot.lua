@@ -43,7 +43,7 @@ local function terminal(drawing)
   if not formats[format or ""] then
     check.fail(nil, "plot file", drawing.file, "a name that ends in .svg, .pdf or .png")
   end
-  return ("set terminal %s\nset output %s"):format(formats[format], quoted(drawing.file))
+  return "set terminal " .. formats[format]
 end
 
 -- Styles with more than two columns: texts at points, and the area between two curves.
@@ -90,13 +90,18 @@ function gnuplot.script(drawing)
   return table.concat(lines, "\n") .. "\n"
 end
 
--- Draw. Returns the text of the terminal, or the name of the file.
+-- Draw. Returns the text of the terminal, or the name of the file. gnuplot writes beside its script:
+-- the file may have any name, and is there whole or not at all.
 function gnuplot.draw(drawing)
   local script = os.tmpname()
-  local _ <close> = setmetatable({}, { __close = function() os.remove(script) end })
+  local image = script .. ".image"
+  local _ <close> = setmetatable({}, { __close = function()
+    os.remove(script)
+    os.remove(image)
+  end })
   errors.try(core.fs.write(script, gnuplot.script(drawing)))
   local pipe = assert(io.popen(("command -v gnuplot >/dev/null || { echo missing; exit 127; }; "
-    .. "gnuplot %s 2>&1"):format(script)))
+    .. "gnuplot %s 2>&1 %s"):format(script, drawing.file and ">" .. image or "")))
   local output = pipe:read("a")
   local ok, _, code = pipe:close()
   if code == 127 then
@@ -106,9 +111,11 @@ function gnuplot.draw(drawing)
     errors.world("EIO: gnuplot: " .. output:gsub("%s*\n%s*", " | "), "EIO")
   end
   if drawing.file then
-    if core.fs.kind(drawing.file) ~= "file" then
-      errors.world(("EIO: gnuplot did not write %s: %s"):format(drawing.file, output), "EIO")
+    local text = errors.try(core.fs.read(image))
+    if text == "" then
+      errors.world(("EIO: gnuplot did not draw %s: %s"):format(drawing.file, output), "EIO")
     end
+    errors.try(core.fs.write(drawing.file, text))
     return drawing.file
   end
   return (output:gsub("\f", ""):gsub("^%s*\n", ""):gsub("%s+\n", "\n"):gsub("%s+$", ""))

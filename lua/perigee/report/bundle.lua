@@ -43,21 +43,27 @@ function bundle.write(report, out, path)
   errors.try(core.fs.make_exclusive(folder))
   local _ <close> = setmetatable({}, { __close = function() core.fs.remove(folder) end })
   errors.try(core.fs.make(folder .. "/report"))
-  copy(out, folder .. "/report")
+  for _, name in ipairs(report.files) do
+    errors.try(core.fs.write(folder .. "/report/" .. name, errors.try(core.fs.read(out .. "/"
+      .. name))))
+  end
   for i, run in ipairs(report.runs) do
     if core.fs.kind(run.dir) == "directory" then
-      copy_run(run, ("%s/runs/%03d-%s"):format(folder, i, run.name:gsub("[^%w=,._-]", "_")))
+      copy_run(run, ("%s/runs/%03d-%s"):format(folder, i,
+        run.name:sub(1, 200):gsub("[^%w=,._-]", "_")))
     end
   end
+  local archive = folder .. ".tar.gz" -- and then copied: `path` is whole or as it was
+  local _ <close> = setmetatable({}, { __close = function() os.remove(archive) end })
   local pipe = assert(io.popen(("{ cd %s && find . -type f ! -name SHA256SUMS -print0 "
     .. "| LC_ALL=C sort -z | xargs -0 sha256sum >SHA256SUMS && LC_ALL=C tar --sort=name "
     .. "--mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX -cf - report runs "
-    .. "SHA256SUMS | gzip -n; } 2>&1 >%s"):format(quoted(folder),
-    quoted(path:sub(1, 1) == "/" and path or core.fs.cwd() .. "/" .. path))))
+    .. "SHA256SUMS | gzip -n; } 2>&1 >%s"):format(quoted(folder), quoted(archive))))
   local output = pipe:read "a"
   if not pipe:close() or output ~= "" then
     errors.world(("EIO: %s: %s"):format(path, output:gsub("%s*\n%s*", " | ")), "EIO")
   end
+  errors.try(core.fs.write(path, errors.try(core.fs.read(archive))))
 end
 
 return bundle

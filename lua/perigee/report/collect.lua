@@ -74,7 +74,9 @@ local function read_run(dir, name, listed)
   local summary = json(dir .. "/summary.json")
   run.lines = read_lines(dir)
   if run.status == "finished" then
-    run.final, run.seconds = {}, summary.elapsed_seconds
+    local seconds = summary.elapsed_seconds
+    run.final, run.seconds = {}, type(seconds) == "number" and seconds >= 0
+      and math.tointeger(seconds // 1) and seconds or nil
     run.update, run.tokens = summary.final_update, summary.final_tokens
     for _, measure in ipairs(collect.measures) do
       local value = summary[measure.summary]
