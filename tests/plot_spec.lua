@@ -125,7 +125,7 @@ describe("plots are drawn", function()
       ["plot 'train/los'"] = "did you mean 'train/loss'", ["plot {}"] = "a metric's name",
       ["plot { file = 'x.gif', 1, 2 }"] = "ends in .svg", ["plot { scater = head }"] = "scatter",
       ["plot { 1, 0/0 }"] = "finite", ["plot { x = { 1 }, y = { 1, 2 } }"] = "as many",
-      ["plot { 1, 2, file = 'no/where/x.svg' }"] = "EIO", ["plot(3)"] = "a metric's name",
+      ["plot { 1, 2, file = 'no/where/x.svg' }"] = "ENOENT", ["plot(3)"] = "a metric's name",
       ["plot { 0, -1, log = 'z' }"] = '"xy"',
     } do
       local status, _, err = eval(code)

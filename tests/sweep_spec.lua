@@ -347,6 +347,23 @@ describe("a sweep of stages", function()
     end
     assert.same({ tuning = 4, report = 4 }, stages)
   end)
+  it("tunes by no value that was not finite, nor an earlier one", function()
+    local out = support.folder() .. "/s"
+    local options = { out = out, grid = { head = { "adamw" }, lr = { 1e-3, 1e-2 } },
+      tuning = { by = "head", seeds = { 7 }, report = { 0 } } }
+    assert.is_true(run(options).complete)
+    local dir = out .. "/head=adamw,lr=0.001,seed=7"
+    local summary = support.read(dir .. "/summary.json")
+    support.write(dir .. "/summary.json", (summary:gsub('("final_validation_loss": ?)[^,}]+',
+      "%1null")))
+    local metrics = support.read(dir .. "/metrics.jsonl")
+    support.write(dir .. "/metrics.jsonl", metrics
+      .. '{"progress/update":4,"nonfinite":["validation/loss"]}\n')
+    assert.is_nil(look.at(dir).loss)
+    assert.matches("lr=0.01", run(options).tuned[1].choice)
+    support.write(dir .. "/metrics.jsonl", metrics .. '{"validation/loss":-1}\n')
+    assert.matches("lr=0.001", run(options).tuned[1].choice)
+  end)
   it("insists on equal budgets and separate seeds", function()
     local function refused(options, pattern)
       options.recipe, options.out = recipe, support.folder() .. "/s"

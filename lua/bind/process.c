@@ -10,7 +10,7 @@
 #include <uv.h>
 
 #define PGL_PROCESS "perigee.process"
-enum { MOST_ARGUMENTS = 512 };
+enum { MOST_ARGUMENTS = 4096 };
 
 typedef struct child {
   uv_loop_t loop;
@@ -48,13 +48,16 @@ static int child_close(lua_State *L) {
 /* The strings of the list at `index` into list[], NULL at the end. They live as long as the table.
  */
 static void read_list(lua_State *L, int index, const char *what, const char **list) {
-  const lua_Integer n = luaL_len(L, index);
+  const lua_Integer n = (lua_Integer)lua_rawlen(L, index);
   if (n >= MOST_ARGUMENTS) luaL_error(L, "%s: at most %d expected", what, MOST_ARGUMENTS - 1);
   for (lua_Integer i = 1; i <= n; i++) {
     lua_rawgeti(L, index, i);
     if (lua_type(L, -1) != LUA_TSTRING)
       luaL_error(L, "%s[%d]: a string expected, got %s", what, (int)i, pgl_describe(L, -1));
     list[i - 1] = lua_tostring(L, -1);
+    if (strlen(list[i - 1]) != lua_rawlen(L, -1))
+      luaL_error(L, "%s[%d]: a string without NUL bytes expected, got %s", what, (int)i,
+                 pgl_describe(L, -1));
     lua_pop(L, 1);
   }
   list[n] = NULL;

@@ -90,8 +90,8 @@ function gnuplot.script(drawing)
   return table.concat(lines, "\n") .. "\n"
 end
 
--- Draw. Returns the text of the terminal, or the name of the file. gnuplot writes beside its script:
--- the file may have any name, and is there whole or not at all.
+-- Draw. Returns the text of the terminal, or the name of the file. gnuplot writes beside its
+-- script: the file may have any name, and is there whole or not at all.
 function gnuplot.draw(drawing)
   local script = os.tmpname()
   local image = script .. ".image"

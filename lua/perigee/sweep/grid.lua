@@ -173,7 +173,8 @@ function grid.parse(text)
   local kind, low, high = values:match("^(%a+):([^:,]+):([^:,]+)$")
   if kind == "uniform" or kind == "loguniform" then
     low, high = tonumber(low), tonumber(high)
-    if not low or not high or not (low < high and high - low < math.huge) or (kind == "loguniform" and low <= 0) then
+    if not low or not high or not (low < high and high - low < math.huge)
+      or (kind == "loguniform" and low <= 0) then
       errors.usage("--grid %s: expected %s:a:b with finite numbers a < b", text, kind)
     end
     return name, range(kind, low, high)

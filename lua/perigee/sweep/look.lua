@@ -43,8 +43,10 @@ function look.at(dir)
     found.status = "interrupted"
   else
     found.status, found.reason = summary.status, summary.reason
-    found.update = summary.update
-    found.loss = summary.final_validation_loss or summary.final_train_loss
+    found.update = math.type(summary.update) == "integer" and summary.update or nil
+    local loss = summary.final_validation_loss -- null: it was not finite
+    if loss == nil then loss = summary.final_train_loss end
+    found.loss = type(loss) == "number" and loss or nil
     if summary.exit_code ~= 0 and summary.status ~= "stopped" then found.status = "failed" end
     if found.status ~= "finished" and found.status ~= "stopped" then found.status = "failed" end
   end
@@ -75,11 +77,11 @@ function Tail:read()
     local value = core.json.decode(line)
     if type(value) == "table" then
       for _, name in ipairs { "progress/update", "train/loss", "validation/loss" } do
-        if value[name] ~= nil then self.values[name] = value[name] end
+        if type(value[name]) == "number" then self.values[name] = value[name] end
       end
       local update, hash = value["progress/update"], value["data/batch_hash"]
       if hash and not self.values.first_batch then
-        self.values.first_batch = ("%s:%s"):format(update, hash)
+        self.values.first_batch = ("%s:%s"):format(tostring(update), tostring(hash))
       end
     end
   end

@@ -84,14 +84,20 @@ function stages.plan(spec)
   end
 end
 
--- What a run ended with: `metric` as summary.json has it, or the last of metrics.jsonl.
+-- What a run ended with: `metric` as summary.json has it, or the last of metrics.jsonl; nil when
+-- that was not finite.
 local function result(run, metric)
   if run.state.status ~= "finished" and run.state.status ~= "paused" then return nil end
   if metric == "validation/loss" and run.state.loss then return run.state.loss end
   local found
-  for line in io.lines(run.dir .. "/metrics.jsonl") do
+  for line in errors.try(core.fs.read(run.dir .. "/metrics.jsonl")):gmatch "[^\n]+" do
     local value = core.json.decode(line)
-    if type(value) == "table" and type(value[metric]) == "number" then found = value[metric] end
+    if type(value) == "table" then
+      if type(value[metric]) == "number" then found = value[metric] end
+      for _, name in ipairs(type(value.nonfinite) == "table" and value.nonfinite or {}) do
+        if name == metric then found = nil end
+      end
+    end
   end
   return found
 end
