@@ -205,6 +205,17 @@ describe("processes", function()
       "at least a program")
     assert.error_matches(function() core.spawn { args = { 1 }, env = {}, output = folder } end,
       "a string expected")
+    for _, key in ipairs { "args", "env" } do
+      local words = { args = { "/bin/true" }, env = {}, output = folder }
+      words[key] = { "/bin/true\0x" }
+      assert.error_matches(function() core.spawn(words) end,
+        "spawn." .. key .. "%[1%]: a string without NUL bytes")
+    end
+    local short = setmetatable({ "/bin/true" }, { __len = function() return -5 end })
+    ended(assert(core.spawn { args = short, env = {}, output = folder }))
+    local many = core.environment()
+    for i = 1, 1000 do many[#many + 1] = ("V%d=%d"):format(i, i) end
+    ended(assert(shell("true", many)))
     local process <close> = assert(shell "true")
     assert.error_matches(function() process:kill "SIGUSR1" end, "SIGTERM or SIGKILL")
     ended(process)
