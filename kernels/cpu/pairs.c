@@ -72,7 +72,7 @@ static bool sieved(search *s, int64_t i, int64_t j, double widest, part *mine) {
     if (!((double)pg_panel_keys(s->c, i, j, 1, mine->key) >= least)) return true;
   }
   if (s->sieve->levels == 0) return false;
-  int few[FEW], count = 0;
+  int few[FEW] = {0}, count = 0;
   for (int e = 0; e < PG_BLOCK; e++)
     if ((double)mine->key[e] >= least) {
       if (count == FEW) return false;
