@@ -60,6 +60,30 @@ describe("hooks of clients", function()
     end
   end)
 
+  it("are refused in a line when they are none", function()
+    local run, out = open()
+    run:step()
+    local client = clients.connect(out)
+    for code, part in pairs { ["hook()"] = "expected a function(run)", ["hook(7)"] = "hooks[1] = 7",
+      ["unhook('x')"] = 'unhook = "x" is not allowed', ["unhook(0)"] = "unhook = 0 is not allowed",
+      ["unhook()"] = "unhook = nil is not allowed", ["unhook(99)"] = "99 is not a hook" } do
+      client:ask(code)
+      runs.inner(run).attached:pump()
+      local result = client:answer()
+      assert.is_false(result.ok, code)
+      assert.is_truthy(result.text:find(part, 1, true), result.text)
+    end
+    local sent, problem = client.channel:send { id = 99, run = "return '\xff'" }
+    assert.is_nil(sent)
+    assert.is_truthy(problem:find("UTF-8", 1, true), problem)
+    local place = support.read(out .. "/attach.json")
+    support.write(out .. "/attach.json", (place:gsub('("hostname": ?)"[^"]*"', "%1null")))
+    local done, _, err = support.perigee { "attach", out, "-e", "1" }
+    assert.equal(1, done)
+    assert(support.one_line(err, "has no attach.json"))
+    run:close()
+  end)
+
   it("come back where their code needs nothing of the client", function()
     local run, out = open()
     local client = clients.connect(out)

@@ -252,6 +252,17 @@ describe("a sweep", function()
     end
   end)
 
+  it("refuses more draws than folders can be made", function()
+    local code, said = program("sweep", recipe, "--samples", "100000000000", "--grid",
+      "lr=uniform:0:1")
+    assert.equal(2, code)
+    assert.is_truthy(said:find("expected a whole number >= 1 and <= 100000", 1, true), said)
+    local ok, e = pcall(pg.sweep, { recipe = recipe, samples = 1e11 // 1 | 0,
+      grid = { lr = pg.uniform(0, 1) } })
+    assert.is_false(ok)
+    assert.matches("sweep.samples = 100000000000 is not allowed", e)
+  end)
+
   it("goes on beside an edited sweep.json", function()
     local out = support.folder() .. "/sweep"
     assert.is_true(run { grid = { seed = { 0 } }, out = out }.complete)

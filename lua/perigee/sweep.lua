@@ -31,7 +31,10 @@ local function specify(options)
   check.string(nil, "sweep.recipe", spec.recipe)
   if spec.set ~= nil then check.table(nil, "sweep.set", spec.set) end
   for _, name in ipairs { "jobs", "threads", "gpus_per_run", "samples" } do
-    if spec[name] ~= nil then check.integer(nil, "sweep." .. name, spec[name], 1) end
+    if spec[name] ~= nil then
+      check.integer(nil, "sweep." .. name, spec[name], 1,
+        name == "samples" and grid.most_samples or nil)
+    end
   end
   for _, name in ipairs { "grid", "runs" } do
     if spec[name] ~= nil then check.table(nil, "sweep." .. name, spec[name]) end

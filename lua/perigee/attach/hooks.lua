@@ -54,6 +54,7 @@ end
 
 -- One hook of a recipe's list as a client gives it.
 local function one_hook(item)
+  if item == nil then check.fail(nil, "hook", item, "a function(run) or a diagnostic") end
   local actions, checkpoints = hooks.normalise({ item }, nil)
   if #checkpoints > 0 then
     errors.misuse("hook: a pg.checkpoint{…} belongs into the recipe: checkpoint() saves now")
@@ -111,7 +112,8 @@ function live.add(run, item, limit, code, prompt)
 end
 
 function live.remove(run, index)
-  local made = run.live_hooks and run.live_hooks[check.integer(nil, "unhook", index)]
+  check.integer(nil, "unhook", index, 1)
+  local made = run.live_hooks and run.live_hooks[index]
   if not made or made.removed then
     errors.misuse("unhook: %d is not a hook that hook(…) added", index)
   end

@@ -7,6 +7,7 @@
 --   { id, complete = line }                  { id, insert, show }
 --                                            { hello = { … } } at first, { over = text } at the end
 local core = require "perigee.core"
+local errors = require "perigee.errors"
 
 local protocol = {}
 
@@ -41,11 +42,13 @@ function Channel:flush()
   end
 end
 
--- Queue a message; nil and a text when it is too long for the other end. A client that does not
--- read what it asked for is given up.
+-- Queue a message; nil and a text when it is too long for the other end, or no valid UTF-8. A
+-- client that does not read what it asked for is given up.
 function Channel:send(message)
   if self.gone then return true end
-  local text = core.json.encode(message) .. "\n"
+  local whole, text = pcall(core.json.encode, message)
+  if not whole then return nil, "the message cannot be sent: " .. errors.text(text) end
+  text = text .. "\n"
   if #text > longest then
     return nil, ("the message has %d bytes, at most %d are sent: take a part, or write a file")
       :format(#text, longest)

@@ -17,7 +17,7 @@ local command = {
   options = {
     { name = "grid", value = "NAME=A,B", many = true, help = "an axis: the values of a parameter, "
       .. "or NAME=uniform:a:b, NAME=loguniform:a:b" },
-    { name = "samples", value = "N", kind = "integer", min = 1,
+    { name = "samples", value = "N", kind = "integer", min = 1, max = grid.most_samples,
       help = "how many draws of the random axes" },
     { name = "sample-seed", value = "N", kind = "integer", min = 0,
       help = "the seed of these draws (default 0)" },

@@ -21,7 +21,8 @@ end
 local function place_of(path)
   path = #path > 1 and path:gsub("/+$", "") or path
   local place = data.read_json(path .. "/attach.json")
-  if type(place) ~= "table" or type(place.socket) ~= "string" then
+  if type(place) ~= "table" or type(place.socket) ~= "string"
+    or type(place.hostname) ~= "string" then
     errors.world(("ENOENT: %s has no attach.json: no run is live there that clients can attach to")
       :format(path), "ENOENT")
   end

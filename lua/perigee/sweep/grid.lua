@@ -7,7 +7,9 @@ local check = require "perigee.check"
 local errors = require "perigee.errors"
 local keys = require "perigee.keys"
 
-local grid = {}
+local grid = {
+  most_samples = 100000, -- every one is planned and becomes a folder
+}
 
 local Range = { __name = "a random axis" }
 Range.__index = Range
