@@ -122,6 +122,23 @@ describe("event files", function()
     end
   end)
 
+  it("take a step as a whole or not at all", function()
+    local ctx <close> = assert(core.context { device = "cpu" })
+    local out = support.folder()
+    local file = assert(core.events(ctx, out, 0))
+    local path = out .. "/" .. assert(core.fs.list(out))[1]
+    local before = #records(support.read(path))
+    for _, bad in ipairs { {}, { "b" }, { 1, 2 }, { "b", true }, { "b", { 1, "x" } } } do
+      local function write() file:write(1, { { "first", 1 }, bad }) end
+      assert.error_matches(write, "write: .*entry 2")
+    end
+    assert.equal(before, #records(support.read(path)))
+    assert(file:write(2, { { "second", 2 }, { "list", { 0 / 0, 1 } } }))
+    local text = support.read(path)
+    assert.equal(before + 1, #records(text))
+    assert.is_nil(text:find("first", 1, true))
+    file:close()
+  end)
   it("are left off by log.tensorboard = false", function()
     local out = support.folder() .. "/run"
     train(assert(pg.open(support.recipe(pg, data, { log = { tensorboard = false } }),

@@ -26,7 +26,6 @@ static int events_open(lua_State *L) {
 static int add_value(lua_State *L, pg_events *e, const char *tag) {
   if (lua_type(L, -1) == LUA_TNUMBER) return pg_events_scalar(e, tag, lua_tonumber(L, -1));
   if (lua_type(L, -1) == LUA_TSTRING) return pg_events_text(e, tag, lua_tostring(L, -1));
-  luaL_checktype(L, -1, LUA_TTABLE);
   const int64_t n = (int64_t)lua_rawlen(L, -1);
   const int list = lua_gettop(L);
   double *values = lua_newuserdatauv(L, (size_t)(n ? n : 1) * sizeof *values, 0);
@@ -40,17 +39,35 @@ static int add_value(lua_State *L, pg_events *e, const char *tag) {
   return status;
 }
 
+/* All entries before the first is kept: a step is written as a whole or not at all. */
+static void check_entries(lua_State *L) {
+  for (int64_t i = 1; i <= (int64_t)lua_rawlen(L, 3); i++) {
+    if (lua_rawgeti(L, 3, i) != LUA_TTABLE || lua_rawgeti(L, 4, 1) != LUA_TSTRING)
+      luaL_error(L, "write: entry %I must be {tag, value} with a string as tag", (LUAI_UACINT)i);
+    const int type = lua_rawgeti(L, 4, 2);
+    bool good = type == LUA_TNUMBER || type == LUA_TSTRING || type == LUA_TTABLE;
+    for (int64_t k = 1; type == LUA_TTABLE && k <= (int64_t)lua_rawlen(L, 6); k++) {
+      good = good && lua_rawgeti(L, 6, k) == LUA_TNUMBER;
+      lua_settop(L, 6);
+    }
+    if (!good)
+      luaL_error(L, "write: the value of entry %I must be a number, a string or a list of numbers",
+                 (LUAI_UACINT)i);
+    lua_settop(L, 3);
+  }
+}
+
 /* events:write(step, { {tag, value}, ... }) */
 static int events_write(lua_State *L) {
   pgl_object *o = pgl_check(L, 1, &events_kind);
   const int64_t step = luaL_checkinteger(L, 2);
   luaL_checktype(L, 3, LUA_TTABLE);
   lua_settop(L, 3);
+  check_entries(L);
   int status = 0;
   for (int64_t i = 1; status == 0 && i <= (int64_t)lua_rawlen(L, 3); i++) {
-    if (lua_rawgeti(L, 3, i) != LUA_TTABLE || lua_rawgeti(L, 4, 1) != LUA_TSTRING)
-      return luaL_error(L, "write: entry %I must be {tag, value} with a string as tag",
-                        (LUAI_UACINT)i);
+    lua_rawgeti(L, 3, i);
+    lua_rawgeti(L, 4, 1);
     lua_rawgeti(L, 4, 2);
     status = add_value(L, o->resource, lua_tostring(L, 5));
     lua_settop(L, 3);
