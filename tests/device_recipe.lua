@@ -40,7 +40,8 @@ return pg.recipe {
     init = p.golden .. "/init.safetensors" },
   data = pg.data.shards { path = p.golden },
   batch = { sequences = 8, micro = p.micro },
-  updates = p.updates, log = { every = 1 },
+  -- Row norms for TensorBoard are a measurement, and wait for the device.
+  updates = p.updates, log = { every = 1, tensorboard = p.diagnostics },
   schedule = pg.schedule.warmup_cosine { warmup = 0.1, floor = 0.1 },
   optimizers = {
     { role = "embedding", pg.optim.adamw { lr = 4e-3, eps = 1e-10, weight_decay = 0.1 } },

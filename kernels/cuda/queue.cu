@@ -40,6 +40,7 @@ int pg_cuda_fail(pg_queue *q, const char *call, cudaError_t error) {
 }
 
 int pg_cuda_launched(pg_queue *q, const char *kernel, cudaError_t error) {
+  if (kernel[0] == '(') kernel++; /* of the macro's argument, not of the name */
   if (error == cudaSuccess) error = cudaGetLastError();
   if (error == cudaSuccess && q->synchronous) error = cudaStreamSynchronize(q->stream);
   if (error != cudaSuccess) return pg_cuda_fail(q, kernel, error);
