@@ -214,6 +214,19 @@ describe("a sweep", function()
     assert.is_nil(message:find "\n")
   end)
 
+  it("keeps what it has not written", function()
+    local out = support.folder() .. "/s"
+    assert(core.fs.make(out .. "/seed=0"))
+    support.write(out .. "/seed=0/notes.txt", "mine")
+    local result, message = pg.sweep { recipe = recipe, grid = { seed = { 0 } }, out = out }
+    assert.is_nil(result)
+    assert.matches("seed=0/state.json is not that of a run", message)
+    assert.equal("mine", support.read(out .. "/seed=0/notes.txt"))
+    os.remove(out .. "/seed=0/notes.txt")
+    support.write(out .. "/seed=0/config.json", "{}") -- as a kill may leave it
+    assert.is_true(run({ grid = { seed = { 0 } }, out = out }).complete)
+  end)
+
   it("works alone in its folder", function()
     local out = support.folder() .. "/s"
     assert(core.fs.make(out))

@@ -6,6 +6,9 @@ local errors = require "perigee.errors"
 
 local look = {}
 
+-- What a new run writes before its state.json.
+local first_files = { ["config.json"] = true, ["state.json"] = true }
+
 -- { status, reason, update, loss, identity }: status is
 --   "waiting"      there is nothing yet
 --   "finished"     at its end
@@ -28,10 +31,9 @@ function look.at(dir)
   end
   local place, problem = part "state.json"
   if type(place) ~= "table" or type(place.recipe) ~= "string" then
-    if core.fs.kind(dir .. "/metrics.jsonl") == nil and core.fs.kind(dir .. "/checkpoints") == nil
-    then
-      return { status = "waiting", begun = true } -- killed before it had begun
-    end
+    local ours = true
+    for _, name in ipairs(entries) do ours = ours and first_files[name] end
+    if ours then return { status = "waiting", begun = true } end -- killed before it had begun
     return { status = "damaged", reason = problem or dir .. "/state.json is not that of a run" }
   end
   local summary, torn = part "summary.json"
