@@ -37,23 +37,23 @@ for file in /etc/resolv.conf /etc/hosts; do cat "$file" >"$root$file"; done
 cp -rL /etc/ssl/certs/. "$root/etc/ssl/certs/" 2>/dev/null || true
 trap 'umount "$root/proc" 2>/dev/null; rm -rf "$root"' EXIT
 mount -t proc proc "$root/proc"
-inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
+inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/srv \
   DEBIAN_FRONTEND=noninteractive "$@"; }
-cp "$package" "$root/root/perigee.deb"
+cp "$package" "$root/srv/perigee.deb"
 listing() { (cd "$root" && find . -xdev -path ./proc -prune -o -path ./var -prune -o -path ./tmp -prune -o -print | sort); }
 inside apt-get update -qq >/dev/null
 # Its dependencies first, so that what it leaves behind is its own.
-inside sh -c 'apt-get install -y -qq --no-install-recommends $(dpkg-deb -f /root/perigee.deb Depends |
+inside sh -c 'apt-get install -y -qq --no-install-recommends $(dpkg-deb -f /srv/perigee.deb Depends |
   sed -E "s/\([^)]*\)//g; s/\|[^,]*//g; s/,/ /g")' >"$work/apt.log" 2>&1 ||
   { tail -n 5 "$work/apt.log"; exit 1; }
 listing >"$work/before"
-inside apt-get install -y -qq --no-install-recommends /root/perigee.deb >>"$work/apt.log" 2>&1 ||
+inside apt-get install -y -qq --no-install-recommends /srv/perigee.deb >>"$work/apt.log" 2>&1 ||
   { tail -n 5 "$work/apt.log"; exit 1; }
 inside perigee --version
 inside lua5.4 -e 'assert(require("perigee").version)'
 ok "the package installs"
-cat lua/doc/*.md >"$root/root/text"
-inside sh -ec 'cd /root
+cat lua/doc/*.md >"$root/srv/text"
+inside sh -ec 'cd /srv
   perigee data prepare --text text --out data --vocab-size 512
   for head in adamw rownorm; do
     perigee train /usr/share/perigee/recipes/quickstart.lua --set head=$head --set data=data \

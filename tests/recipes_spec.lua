@@ -1,8 +1,6 @@
--- The recipes of recipes/: each trains with its defaults, and the paper's are what SPEC says.
+-- The recipes of recipes/ train; paper_spec.lua has the paper's.
 local pg = require "perigee"
 local support = require "lua_support"
-local sweep = require "perigee.sweep"
-local core = support.core
 
 local data
 
@@ -11,15 +9,6 @@ setup(function()
   support.shard(data .. "/long_train_000009.bin", 9000, function(i) return (i * i + 3 * i) % 97 end)
 end)
 teardown(support.clean)
-
--- A shard of `count` zero tokens that takes no room on the disk.
-local function hollow(path, count)
-  local file = assert(io.open(path, "wb"))
-  file:write(string.pack("<i4i4i4", 20240520, 1, count))
-  file:seek("set", 1024 + 2 * count - 2)
-  file:write "\0\0"
-  file:close()
-end
 
 describe("recipes", function()
   -- What makes each short. The data of the tests have 97 tokens.
@@ -70,72 +59,5 @@ describe("recipes", function()
     for name in message:match("known: (.*)%)"):gmatch "%w[%w_]*" do
       assert(listed[name] or left[name], name .. " is missing in recipes/optimizers.lua")
     end
-  end)
-end)
-
-describe("the paper's recipe", function()
-  -- SPEC section 1.
-  local published = {
-    ["190m"] = { 185680896, 7083, 3713531904, 4e-3, 3.2e-3 },
-    ["380m"] = { 379184640, 14464, 7583301632, 2.6666666666666666e-3, 2.1333333333333333e-3 },
-    ["640m"] = { 639797248, 24406, 12795772928, 2e-3, 1.6e-3 },
-  }
-  local folder
-
-  setup(function()
-    folder = support.folder()
-    hollow(folder .. "/fineweb_train_000001.bin", 100000000)
-    hollow(folder .. "/fineweb_val_000000.bin", 100000000)
-  end)
-
-  it("plans the 18 runs with the published sizes", function()
-    local plan = sweep.plan { recipe = "recipes/paper.lua", set = { data = folder }, threads = 1 }
-    assert.equal(18, #plan.runs)
-    local seen = {}
-    for _, run in ipairs(plan.runs) do
-      local p, q = run.plan, published[run.point.model]
-      assert.same({ q[1], q[2], q[3] }, { p.weights, p.last, p.tokens })
-      assert.same({ init = run.point.seed, data = run.point.seed }, p.seed)
-      seen[run.point.model .. run.point.head .. run.point.seed] = true
-    end
-    local count = 0
-    for _ in pairs(seen) do count = count + 1 end
-    assert.equal(18, count)
-  end)
-
-  it("has the published rates", function()
-    for model, q in pairs(published) do
-      for i, head in ipairs { "adamw", "rownorm" } do
-        local spec = assert(pg.load("recipes/paper.lua", { model = model, head = head })):spec()
-        local lr = {} -- of embedding, backbone, head
-        for k, entry in ipairs(spec.entries) do lr[k] = entry.optimizer:values(0, 1).lr end
-        assert.same({ 4e-3, 8e-3 }, { lr[1], lr[2] })
-        -- The published digits are those of a double: one rounding of 512/width apart.
-        assert.is_true(math.abs(lr[3] - q[3 + i]) <= 2.0 ^ -52 * q[3 + i])
-        assert.equal(256, spec.batch.sequences)
-      end
-    end
-    local spec = assert(pg.load("recipes/paper.lua", { model = "380m", backbone = "adamw" })):spec()
-    for k, entry in ipairs(spec.entries) do
-      assert.equal("adamw", entry.optimizer.name)
-      assert.equal(k == 1 and 2e-3 or 2e-3 * (512 / 768), entry.optimizer:values(0, 1).lr)
-    end
-  end)
-
-  it("refuses what the paper does not have", function()
-    for _, set in ipairs { { backbone = "adamw", head = "rownorm" },
-      { backbone = "adamw", model = "640m", head = "adamw" } } do
-      local ok, recipe, message = pcall(pg.load, "recipes/paper.lua", set)
-      assert.matches("the paper has it for 190m and 380m with the adamw head only",
-        ok and message or recipe)
-    end
-  end)
-
-  it("knows the published data by their digest", function()
-    -- 891 files of 200,001,024 bytes that take 3.6 MB of disk.
-    for i = 2, 890 do hollow(("%s/fineweb_train_%06d.bin"):format(folder, i), 100000000) end
-    local ctx <close> = assert(core.context { device = "cpu" })
-    assert.equal("87edf1844351c445e687ea865215b5fecff3a8b8052dff5b7263ea30712376f4",
-      core.digest(ctx, folder))
   end)
 end)

@@ -410,6 +410,15 @@ describe("a sweep of stages", function()
     local at = {}
     for _, r in ipairs(result.runs) do at[r.update] = (at[r.update] or 0) + 1 end
     assert.same({ [2] = 2, [4] = 1, [8] = 1 }, at)
+    -- What a stage has left goes on: in the next call of a longer sweep, to the end.
+    local out = support.folder() .. "/s"
+    local options = { out = out, set = { updates = 8 }, grid = { lr = { 1e-3, 1e-2 } },
+      halving = { budgets = { 2 }, keep = 1 } }
+    result = run(options)
+    assert.same({ 2, "paused" }, { result.runs[1].update, result.runs[1].status })
+    options.halving = { budgets = { 2, 8 }, keep = 1 }
+    result = run(options)
+    assert.same({ 8, 8 }, { result.runs[1].update, result.runs[2].update })
     -- By a function over the reports, which have the summaries.
     result = run { out = support.folder() .. "/s", set = { updates = 8 },
       grid = { lr = { 1e-4, 1e-3, 1e-2 } }, halving = { budgets = { 2, 8 },

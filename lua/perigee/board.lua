@@ -5,7 +5,7 @@ local errors = require "perigee.errors"
 
 local board = {}
 
--- A file for this session. It holds from the update after the one that the session starts from.
+-- A file each time the run starts or goes on. It holds from the update after its first state.
 function board.open(run)
   if not run.spec.log.tensorboard then return end
   run.board = errors.try(core.events(run.ctx, run.out, run.update > 0 and run.update + 1 or 0))

@@ -68,6 +68,14 @@ local function show_difference(before, after)
   return text
 end
 
+-- A stage of a sweep ended this run before its own end: it can go on.
+local function note_pause(state, run)
+  if state.status == "finished" and state.reason == "max_updates"
+    and (state.update or 0) < run.plan.last then
+    state.status = "paused"
+  end
+end
+
 -- Set run.state from its directory; refuse what is not the run of this sweep.
 local function take_stock(run, source)
   local state = look.at(run.dir)
@@ -83,6 +91,7 @@ local function take_stock(run, source)
     errors.world(("ESTATE: %s was begun with another recipe: finish it with that one, or give the "
       .. "sweep another --out\n%s"):format(run.dir, difference:gsub("\n$", "")), "ESTATE")
   end
+  note_pause(state, run)
   -- Became non-finite: it would again. Other failures are the machine's, or repaired by now.
   run.tried = state.status == "failed" and tostring(state.reason):find "finite" ~= nil
   if state.status == "waiting" and (state.empty or state.begun) then core.fs.remove(run.dir) end
@@ -173,8 +182,8 @@ local function conclude(self, job, code, signal)
     state.status = "stopped"
   elseif code ~= 0 then
     state.status, state.reason = "failed", last_words(self.logs .. "/" .. run.name .. ".log")
-  elseif run.until_update and state.update and state.update < run.plan.last then
-    state.status = "paused"
+  else
+    note_pause(state, run)
   end
   run.state, run.job, run.tail = state, nil, nil
   run.tried = true
@@ -194,7 +203,6 @@ end
 local function begin(self, run, slot)
   run.resumes = run.state.status ~= "waiting"
   run.tail = look.tail(run.dir)
-  run.started = core.clock()
   run.job = launch.start(run, slot, self.logs .. "/" .. run.name .. ".log",
     { recipe = self.recipe, threads = slot.threads, device = self.device, compute = self.compute })
   run.state = { status = "running", update = run.state.update, loss = run.state.loss }

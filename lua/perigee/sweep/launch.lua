@@ -17,7 +17,7 @@ function launch.program()
     .. "`perigee run SCRIPT`", "ENOENT")
 end
 
--- The command of a run. options: recipe, threads, device, compute, max_updates, allow_changed.
+-- The command of a run. options: recipe, threads, device, compute, program.
 function launch.command(run, options)
   local words = { options.program or launch.program() }
   local function add(...)
@@ -25,7 +25,6 @@ function launch.command(run, options)
   end
   if run.resumes then
     add("resume", run.dir)
-    if run.micro then add("--micro", run.micro) end
   else
     add("train", options.recipe, "--out", run.dir)
     local names = {}
