@@ -6,6 +6,7 @@ local errors = require "perigee.errors"
 local gnuplot = require "perigee.repl.gnuplot"
 local keys = require "perigee.keys"
 local measure = require "perigee.repl.measure"
+local metrics = require "perigee.metrics"
 local report = require "perigee.repl.report"
 local show = require "perigee.repl.print"
 local tokens = require "perigee.repl.tokens"
@@ -19,24 +20,17 @@ local option_keys = { "x", "y", "histogram", "bins", "scatter", "labels", "file"
 
 -- The last line of every update, in order: of the run directory, then those of steps in memory.
 local function lines_of(v)
-  local by_update, order = {}, {}
-  local function take(line)
+  local lines = v._directory and metrics.read(v._directory .. "/metrics.jsonl") or {}
+  local at = {}
+  for i, line in ipairs(lines) do at[line["progress/update"]] = i end
+  for _, line in ipairs(v._run and v._run.lines or {}) do
     local update = line["progress/update"]
-    if not update then return end
-    if not by_update[update] then order[#order + 1] = update end
-    by_update[update] = line
-  end
-  local path = v._directory and v._directory .. "/metrics.jsonl"
-  if path and core.fs.kind(path) == "file" then
-    for text in errors.try(core.fs.read(path)):gmatch("[^\n]+\n") do
-      local line = core.json.decode(text)
-      if type(line) == "table" then take(line) end
+    if update then
+      at[update] = at[update] or #lines + 1
+      lines[at[update]] = line
     end
   end
-  for _, line in ipairs(v._run and v._run.lines or {}) do take(line) end
-  table.sort(order)
-  local lines = {}
-  for i, update in ipairs(order) do lines[i] = by_update[update] end
+  table.sort(lines, function(a, b) return a["progress/update"] < b["progress/update"] end)
   return lines
 end
 plot.lines_of = lines_of

@@ -5,32 +5,13 @@ local data = require "perigee.data"
 local errors = require "perigee.errors"
 local grid = require "perigee.sweep.grid"
 local look = require "perigee.sweep.look"
+local metrics = require "perigee.metrics"
 
 local collect = {}
 
 local function json(path)
   local ok, value = pcall(data.read_json, path)
   return ok and type(value) == "table" and value or nil
-end
-
--- The lines of a run's metrics, by update, the last of each; a torn last line is left out.
-local function read_lines(dir)
-  local by_update, updates = {}, {}
-  local file = io.open(dir .. "/metrics.jsonl", "rb")
-  if not file then return {} end
-  for text in file:lines "L" do
-    local line = text:sub(-1) == "\n" and core.json.decode(text) or nil
-    local update = type(line) == "table" and line["progress/update"]
-    if math.type(update) == "integer" then
-      if not by_update[update] then updates[#updates + 1] = update end
-      by_update[update] = line
-    end
-  end
-  file:close()
-  table.sort(updates)
-  local lines = {}
-  for i, update in ipairs(updates) do lines[i] = by_update[update] end
-  return lines
 end
 
 -- The measures of a report: their column, what they are in summary.json and in metrics.jsonl.
@@ -72,7 +53,7 @@ local function read_run(dir, name, listed)
     run.reason = "it has not ended: killed, or still training"
   end
   local summary = json(dir .. "/summary.json")
-  run.lines = read_lines(dir)
+  run.lines = metrics.read(dir .. "/metrics.jsonl")
   if run.status == "finished" then
     local seconds = summary.elapsed_seconds
     run.final, run.seconds = {}, type(seconds) == "number" and seconds >= 0
