@@ -1,10 +1,12 @@
-/* Dense products on OpenBLAS, fp32; operands in bf16 are widened tile by tile.
+/* Dense products on OpenBLAS, fp32; operands in bf16 are widened tile by tile where the CPU does
+ * not multiply them itself (gemm_dot.c).
  *
  * The product is divided here, not by OpenBLAS: C is cut into a grid of one block per thread and
  * every thread runs the single-threaded routine on its block. That is as fast as OpenBLAS's own
  * division or faster (it loses on tall, narrow products), keeps one team of threads, and makes the
  * result depend on the queue's thread count alone. */
 #include "bf16.h"
+#include "gemm_dot.h"
 #include <cblas.h>
 #include <limits.h>
 #include <string.h>
@@ -17,7 +19,8 @@
 #define TILE_FLOATS ((int64_t)3 * TILE * TILE)
 
 int64_t PG_CPU(gemm_scratch)(pg_dtype type) {
-  return type == PG_F32 ? 0 : TILE_FLOATS;
+  if (type == PG_F32) return 0;
+  return PG_CPU(gemm_dots)() ? PG_CPU(gemm_dot_scratch)() : TILE_FLOATS;
 }
 
 /* What C becomes the sum of: its type's element `at` of D. */
@@ -114,7 +117,9 @@ int PG_CPU(gemm)(pg_queue *q, const pg_gemm *g) {
       g->ldc > INT_MAX)
     return pg_refuse(q, "a matrix side exceeds %d", INT_MAX);
   if (g->m <= 0 || g->n <= 0) return 0;
-  if (narrow && PG_CPU(scratch)(q, TILE_FLOATS) < 0) return -1;
+  const bool dots = narrow && PG_CPU(gemm_dots)();
+  const int64_t floats = PG_CPU(gemm_scratch)(g->type_a);
+  if (floats && PG_CPU(scratch)(q, floats) < 0) return -1;
   double work = (double)g->m * (double)g->n * (double)pg_max64(g->k, 1);
   int threads = work * (double)batch < SMALL_PRODUCT ? 1 : q->threads;
   /* Whole products to each thread when there are enough of them. */
@@ -124,7 +129,7 @@ int PG_CPU(gemm)(pg_queue *q, const pg_gemm *g) {
 #pragma omp parallel num_threads(threads)
   {
     pg_float_mode mode = pg_float_mode_set(true);
-    float *work = narrow ? pg_scratch_of(q, TILE_FLOATS, omp_get_thread_num()) : NULL;
+    float *work = floats ? pg_scratch_of(q, floats, omp_get_thread_num()) : NULL;
     pg_blas_on_this_thread();
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < blocks; t++) {
@@ -134,7 +139,9 @@ int PG_CPU(gemm)(pg_queue *q, const pg_gemm *g) {
       int64_t i0 = pg_min64(g->m, mu * r / rows * 16), j0 = pg_min64(g->n, nu * c / columns * 16);
       int64_t i1 = pg_min64(g->m, mu * (r + 1) / rows * 16);
       int64_t j1 = pg_min64(g->n, nu * (c + 1) / columns * 16);
-      if (narrow)
+      if (dots)
+        PG_CPU(gemm_dot)(g, t / per_product, i0, i1, j0, j1, work);
+      else if (narrow)
         block_bf16(g, t / per_product, i0, i1, j0, j1, work);
       else
         block(g, t / per_product, i0, i1, j0, j1);

@@ -1,4 +1,5 @@
 /* Time stamps, and the arithmetic peak. */
+#include "gemm_dot.h"
 #include "small_product.h"
 #include <stdlib.h>
 #include <time.h>
@@ -47,18 +48,19 @@ int PG_CPU(peak)(pg_queue *q, pg_dtype type, double *flops) {
   double calls = 0;
   volatile float sink = 0;
   *flops = 0;
-  if (type != PG_F32) return 0;
+  const bool dots = type == PG_BF16 && PG_CPU(gemm_dots)();
+  if (type != PG_F32 && !dots) return 0;
 #pragma omp parallel num_threads(q->threads) reduction(+ : calls)
   {
     float sum = 0;
     const double start = now();
     do {
-      sum += rounds(sum * 0x1p-20f + 1);
+      sum = dots ? PG_CPU(dot_rounds)(sum * 0x1p-20f) : rounds(sum * 0x1p-20f + 1);
       calls++;
     } while (now() - start < SECONDS);
 #pragma omp critical
     sink = sink + sum;
   }
-  *flops = calls * 2.0 * ROUNDS * SUMS * PG_WIDTH;
+  *flops = calls * (dots ? PG_DOT_FLOPS : 2.0 * ROUNDS * SUMS * PG_WIDTH);
   return 0;
 }

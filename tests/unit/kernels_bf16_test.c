@@ -390,6 +390,8 @@ TEST(gemm) {
   /* Sides beyond one tile, and a sum over several. */
   check_gemm(false, true, 400, 390, 65, 0, PG_BF16, 1);
   check_gemm(true, false, 50, 60, 900, 1, PG_BF16, 1);
+  check_gemm(true, true, 523, 18, 1027, 0.5f, PG_BF16, 1);
+  check_gemm(false, false, 18, 531, 513, 1, PG_F32, 1);
   check_gemm(false, false, 30, 400, 800, 1, PG_F32, 1);
   check_gemm(false, true, 1, 500, 300, 0, PG_F32, 1);
   check_gemm(false, false, 5, 3, 0, 0.5f, PG_BF16, 1);
