@@ -22,11 +22,13 @@ typedef struct pg_launcher {
   int local_rank, local_size; /* among the ranks of this machine */
   char master[256];           /* host of rank 0; "" unknown */
   int port;
+  int listener;  /* for rank 0: a descriptor that listens at `port` already; 0: none */
   char job[256]; /* alike on all ranks of a job and on no others; "" unknown */
 } pg_launcher;
 /* Read OMPI_COMM_WORLD_*, else RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, else SLURM_* of an
- * srun step; MASTER_ADDR and MASTER_PORT, else the first host of the Slurm job; PERIGEE_JOB, else
- * TORCHELASTIC_RUN_ID and the Slurm job and step as the job's name. PG_EINVAL with a text in
+ * srun step; MASTER_ADDR and MASTER_PORT, else the first host of the Slurm job; PERIGEE_LISTENER, a
+ * descriptor that whoever started rank 0 left it; PERIGEE_JOB, else TORCHELASTIC_RUN_ID and the
+ * Slurm job and step as the job's name. PG_EINVAL with a text in
  * message[size] when they contradict each other. */
 int pg_launcher_read(pg_launcher *out, char *message, size_t size);
 /* This rank's share of `cpus` compute threads: all of them when the launcher bound the process to

@@ -67,6 +67,7 @@ int pg_launcher_read(pg_launcher *out, char *message, size_t size) {
              getenv("MASTER_PORT"));
     return PG_EINVAL;
   }
+  out->listener = number("PERIGEE_LISTENER", 0);
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
     /* A batch script of Slurm has a rank too; only a step of srun has a number of tasks. */
     const int world = number(names[i][2], -1), rank = number(names[i][1], -1);

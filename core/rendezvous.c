@@ -102,8 +102,13 @@ static int listen_for_ranks(pg__meeting *m, const pg_launcher *launch, char *mes
   m->listening = true;
   do uv_random(NULL, NULL, &m->session, sizeof m->session, 0, NULL);
   while (m->session == 0);
-  int error = uv_tcp_bind(&m->listener, (struct sockaddr *)&any, 0); /* IPv4 as well */
-  if (error == UV_EAFNOSUPPORT) error = uv_tcp_bind(&m->listener, (struct sockaddr *)&any4, 0);
+  int error;
+  if (launch->listener > 0) {
+    error = uv_tcp_open(&m->listener, launch->listener);
+  } else {
+    error = uv_tcp_bind(&m->listener, (struct sockaddr *)&any, 0); /* IPv4 as well */
+    if (error == UV_EAFNOSUPPORT) error = uv_tcp_bind(&m->listener, (struct sockaddr *)&any4, 0);
+  }
   if (!error) error = uv_listen((uv_stream_t *)&m->listener, 128, arrived);
   if (!error) return 0;
   snprintf(message, size, "MASTER_PORT = %d: rank 0 cannot listen there: %s%s", launch->port,

@@ -197,6 +197,36 @@ describe("processes", function()
     core.sleep(0.6)
     assert.is_truthy(core.fs.read(folder):find "late")
   end)
+  it("take over descriptors, as 3 and on", function()
+    local lock = assert(core.fs.lock "/tmp")
+    local listener <close> = assert(core.listener())
+    local process <close> = assert(core.spawn { args = { "/bin/sh", "-c",
+      "readlink /proc/$$/fd/3; readlink /proc/$$/fd/4; exec sleep 100" }, env = core.environment(),
+      output = folder, inherit = { lock, listener:descriptor() } })
+    core.fs.unlock(lock)
+    for _ = 1, 100 do
+      if (core.fs.read(folder) or ""):find "socket" then break end
+      core.sleep(0.02)
+    end
+    assert.is_truthy(core.fs.read(folder):find("/tmp\nsocket:", 1, true))
+    failure("ESTATE", core.fs.lock "/tmp") -- until it ends
+    process:kill "SIGTERM"
+    ended(process)
+    core.fs.unlock(assert(core.fs.lock "/tmp"))
+    assert.error_matches(function()
+      core.spawn { args = { "/bin/true" }, env = {}, output = folder, inherit = { 1000 } }
+    end, "spawn.inherit%[1%]: an open descriptor")
+    assert.error_matches(function()
+      core.spawn { args = { "/bin/true" }, env = {}, output = folder, inherit = { 0, 0, 0, 0, 0 } }
+    end, "at most 4")
+  end)
+  it("listen at ports of their own", function()
+    local a <close> = assert(core.listener())
+    local b <close> = assert(core.listener())
+    assert.is_true(a:port() > 0 and a:port() < 65536 and a:port() ~= b:port())
+    a:close()
+    assert.error_matches(function() a:descriptor() end, "closed")
+  end)
   it("are refused with a reason", function()
     failure("ENOENT", core.spawn { args = { "/no/such" }, env = {}, output = folder })
     failure("ENOENT", core.spawn { args = { "/bin/true" }, env = {}, output = "/no/such/file" })

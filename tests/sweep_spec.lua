@@ -3,59 +3,17 @@ local pg = require "perigee"
 local grid = require "perigee.sweep.grid"
 local look = require "perigee.sweep.look"
 local support = require "lua_support"
-local core = support.core
-
+local sweeps = require "sweep_support"
+local core, text = support.core, sweeps.text
+local run, names, program = sweeps.run, sweeps.names, sweeps.program
+local started = sweeps.started
 local data, recipe
 
-local text = [[
-local pg = require "perigee"
-local p = pg.params { head = pg.choice { "rownorm", "adamw" }, lr = 1e-2, seed = 0, updates = 4,
-  fail = 0, data = "%s", wait = 0.0, trunk = "" }
-local optimizer = { rownorm = pg.optim.rownorm { lr = p.lr }, adamw = pg.optim.adamw { lr = p.lr } }
-return pg.recipe {
-  name = "little", seed = p.seed, updates = p.updates, log = { every = 1 },
-  model = { layers = 1, width = 8, heads = 1, context = 8 },
-  data = pg.data.shards { path = p.data }, batch = { sequences = 2 },
-  fork = p.trunk ~= "" and { p.trunk } or nil,
-  optimizers = { { role = "embedding", pg.optim.adamw { lr = 1e-2 } },
-    { role = "backbone", pg.optim.muon { lr = 1e-2 } }, { role = "head", optimizer[p.head] } },
-  hooks = {
-    pg.every(1, function(run)
-      if p.wait > 0 then pg.core.sleep(p.wait) end
-      if p.fail == run.update then error("the hook gives up") end
-    end),
-    pg.every(2, pg.diagnostics.validation { tokens = 8, hilbert_panel = 8 }),
-    pg.checkpoint { every = 2 },
-  },
-  sweep = { grid = { head = { "adamw", "rownorm" } } },
-}
-]]
-
 setup(function()
-  data = support.data()
-  recipe = support.write(support.folder() .. "/little.lua", text:format(data))
+  sweeps.prepare()
+  data, recipe = sweeps.data, sweeps.recipe
 end)
 teardown(support.clean)
-
-local function names(result)
-  local list = {}
-  for i, run in ipairs(result.runs) do list[i] = run.name .. " " .. run.status end
-  return table.concat(list, "; ")
-end
-
-local function run(options)
-  options.recipe, options.threads = options.recipe or recipe, 1
-  return assert(pg.sweep(options))
-end
-
--- The perigee program: its exit code and what it printed.
-local function program(...)
-  local words = { support.program }
-  for i, word in ipairs { ... } do words[i + 1] = "'" .. word .. "'" end
-  local out = support.folder() .. "/out"
-  local _, _, code = os.execute(table.concat(words, " ") .. " >" .. out .. " 2>&1 </dev/null")
-  return code, support.read(out)
-end
 
 describe("a grid", function()
   local function keys(spec)
@@ -306,14 +264,6 @@ describe("a sweep", function()
     assert.is_true(result.complete)
     assert.equal(4, support.json(result.runs[1].dir .. "/config.json").fork.update)
   end)
-
-  local function started(out, name)
-    for _ = 1, 600 do
-      if look.tail(out .. "/" .. name):read()["progress/update"] then return true end
-      core.sleep(0.05)
-    end
-    error(name .. " never began")
-  end
 
   it("stops all runs with checkpoints on SIGINT, and takes them along when it is killed", function()
     for _, signal in ipairs { "INT", "KILL" } do

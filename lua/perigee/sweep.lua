@@ -2,8 +2,7 @@
 -- of its own, restartable. What is finished stays; the same command goes on with the rest.
 local core = require "perigee.core"
 local check = require "perigee.check"
-local data = require "perigee.data"
-local directory = require "perigee.directory"
+local difference = require "perigee.sweep.difference"
 local errors = require "perigee.errors"
 local grid = require "perigee.sweep.grid"
 local keys = require "perigee.keys"
@@ -11,9 +10,11 @@ local launch = require "perigee.sweep.launch"
 local look = require "perigee.sweep.look"
 local open = require "perigee.open"
 local pairing = require "perigee.sweep.pairing"
+local place = require "perigee.sweep.place"
 local plan = require "perigee.sweep.plan"
 local progress = require "perigee.sweep.progress"
 local recipe = require "perigee.recipe"
+local record = require "perigee.sweep.record"
 local stages = require "perigee.sweep.stages"
 
 local sweep = {}
@@ -52,6 +53,7 @@ local function specify(options)
         .. "{ grid = … })")
     end
   end
+  spec.axes, spec.list = spec.grid, spec.runs -- as they were given
   stages.check(spec)
   spec.name = first.name
   spec.out = spec.out or ("runs/%s-sweep"):format(first.name)
@@ -60,12 +62,12 @@ local function specify(options)
 end
 
 -- ---- what is there already ----------------------------------------------------------------------
-local function show_difference(before, after)
-  local pipe = io.popen(("diff -u -- '%s' '%s'"):format(before:gsub("'", "'\\''"),
-    after:gsub("'", "'\\''")))
-  local text = pipe and pipe:read "a" or ""
-  if pipe then pipe:close() end
-  return text
+-- A run that was begun with another recipe or other parameters.
+local function refuse_changed(dir, state, reading, params)
+  local what = difference.recipe_of(state.identity) ~= difference.recipe_of(
+    reading.identity) and "another recipe" or "other parameters"
+  errors.world(("ESTATE: %s was begun with %s: finish it with that one, or give the sweep another "
+    .. "--out\n%s"):format(dir, what, difference.text(dir, state, reading, params)), "ESTATE")
 end
 
 -- A stage of a sweep ended this run before its own end: it can go on.
@@ -77,19 +79,14 @@ local function note_pause(state, run)
 end
 
 -- Set run.state from its directory; refuse what is not the run of this sweep.
-local function take_stock(run, source)
+local function take_stock(run)
   local state = look.at(run.dir)
   if state.status == "damaged" then
     errors.world(("EFORMAT: %s: expected a run directory of this sweep; move it away and the run "
       .. "starts over"):format(state.reason), "EFORMAT")
   end
   if state.identity and state.identity ~= run.plan.identity then
-    local difference = show_difference(run.dir .. "/recipe.lua", source)
-    if difference == "" then
-      difference = ("before: %s\nnow:    %s\n"):format(state.identity, run.plan.identity)
-    end
-    errors.world(("ESTATE: %s was begun with another recipe: finish it with that one, or give the "
-      .. "sweep another --out\n%s"):format(run.dir, difference:gsub("\n$", "")), "ESTATE")
+    refuse_changed(run.dir, state, run.plan.reading, run.plan.params)
   end
   note_pause(state, run)
   -- Became non-finite: it would again. Other failures are the machine's, or repaired by now.
@@ -98,35 +95,21 @@ local function take_stock(run, source)
   run.state = state
 end
 
-local function runs_object(runs, before)
-  local list, mine = {}, {}
-  for _, run in ipairs(runs) do
-    mine[run.name] = true
-    list[#list + 1] = directory.object { { "name", run.name }, { "dir", run.name },
-      { "params", run.point }, { "stage", run.stage }, { "status", run.state.status },
-      { "reason", run.state.reason }, { "update", run.state.update },
-      { "updates", run.plan.last } }
+-- Runs of earlier grids in the folder are of the same recipe too: they are reported together.
+local function check_others(self)
+  local reading, mine = self.runs[1].plan.reading, {}
+  for _, run in ipairs(self.runs) do mine[run.name] = true end
+  for _, old in ipairs(self.before.runs) do
+    local name = type(old.dir) == "string" and not old.dir:find "/" and old.dir
+    if name and not mine[name] then
+      local dir = ("%s/%s"):format(self.out, name)
+      local state = look.at(dir)
+      if state.identity and difference.recipe_of(state.identity)
+        ~= difference.recipe_of(reading.identity) then
+        refuse_changed(dir, state, reading)
+      end
+    end
   end
-  for _, old in ipairs(before or {}) do -- of another grid in the same folder
-    if type(old) == "table" and not mine[old.name] then list[#list + 1] = old end
-  end
-  return core.json.array(list)
-end
-
-local function write_record(self)
-  local params = {}
-  for _, run in ipairs(self.runs) do
-    for name in pairs(run.point) do params[name] = true end
-  end
-  directory.write_json(self.out .. "/sweep.json", directory.object {
-    { "format", 1 }, { "name", self.name }, { "recipe", self.recipe:match "[^/]+$" },
-    { "recipe_sha256", self.runs[1].plan.reading.sha256 },
-    { "studied", core.json.array(grid.sorted(params)) },
-    { "set", self.set and next(self.set) and self.set or nil },
-    { "runs", runs_object(self.runs, self.before) },
-    { "pairing", self.pairing and pairing.object(self.pairing) or nil },
-    { "tuning", self.tuned },
-  })
 end
 
 -- ---- the loop -----------------------------------------------------------------------------------
@@ -175,20 +158,22 @@ end
 local function conclude(self, job, code, signal)
   local run = job.run
   local state = look.at(run.dir)
-  if signal ~= 0 then
+  if signal == 15 and job.told then
+    state.status = state.status == "waiting" and "waiting" or "interrupted" -- before it could save
+  elseif signal ~= 0 then
     state.status, state.reason = "failed", ("ended by signal %d%s"):format(signal,
       signal == 9 and ", as when memory runs out" or "")
   elseif code == 75 then
     state.status = "stopped"
   elseif code ~= 0 then
-    state.status, state.reason = "failed", last_words(self.logs .. "/" .. run.name .. ".log")
+    state.status, state.reason = "failed", last_words(self.place:log(run.name))
   else
     note_pause(state, run)
   end
   run.state, run.job, run.tail = state, nil, nil
   run.tried = true
   self.progress:ended(run)
-  write_record(self)
+  record.write(self)
 end
 
 -- Whether a run has something left to do in this stage.
@@ -200,13 +185,55 @@ local function pending(run)
     and status == "paused")
 end
 
+-- The recipe as it was planned: a process that starts reads it again.
+local function check_unchanged(reading)
+  local files = { { path = reading.path, sha256 = reading.sha256 },
+    table.unpack(reading.files) }
+  for _, file in ipairs(files) do
+    if core.fs.sha256(file.path) ~= file.sha256 then
+      errors.world(("ESTATE: %s has changed since the sweep began: expected the same until its "
+        .. "last run has started"):format(file.path), "ESTATE")
+    end
+  end
+end
+
 local function begin(self, run, slot)
   run.resumes = run.state.status ~= "waiting"
+  if not run.resumes then check_unchanged(run.plan.reading) end
   run.tail = look.tail(run.dir)
-  run.job = launch.start(run, slot, self.logs .. "/" .. run.name .. ".log",
-    { recipe = self.recipe, threads = slot.threads, device = self.device, compute = self.compute })
+  run.job = launch.start(run, slot, self.place:log(run.name), { recipe = self.recipe,
+    threads = slot.threads, device = self.device, compute = self.compute,
+    lock = self.place.shared })
   run.state = { status = "running", update = run.state.update, loss = run.state.loss }
   self.progress:began(run)
+end
+
+local function stop_jobs(self)
+  local any = false
+  for _, run in ipairs(self.runs) do
+    if run.job then
+      run.job:kill "SIGTERM"
+      run.job.told = true
+      any = true
+    end
+  end
+  return any
+end
+
+-- After an error: until the last of the runs has saved.
+local function wait_for_jobs(self)
+  while true do
+    local busy = false
+    for _, run in ipairs(self.runs) do
+      if run.job and run.job:poll() then
+        run.job, run.state = nil, look.at(run.dir)
+      elseif run.job then
+        busy = true
+      end
+    end
+    if not busy then return end
+    core.sleep(0.05)
+  end
 end
 
 -- Run what is pending of `runs`, until nothing is, or a signal has stopped all. false then.
@@ -216,9 +243,7 @@ local function work(self, runs)
     local busy, left = 0, 0
     if not stopping and core.signals.pending() then
       stopping = true
-      for _, run in ipairs(runs) do
-        if run.job then run.job:kill "SIGTERM" end
-      end
+      stop_jobs(self)
       self.progress:stopping(core.signals.pending())
     end
     for _, run in ipairs(runs) do
@@ -261,50 +286,48 @@ function sweep.plan(options)
   return self
 end
 
--- Names and directories that another sweep must not use meanwhile.
-local function reserve(self)
-  errors.try(core.fs.make(self.out))
-  local lock, message, name = core.fs.lock(self.out)
-  if not lock then
-    if name == "ESTATE" then
-      errors.world(("ESTATE: another sweep works in %s: expected one at a time"):format(self.out),
-        name)
-    end
-    errors.world(message, name)
-  end
-  self.lock = lock
-  self.logs = self.out .. "/logs"
-  errors.try(core.fs.make(self.logs))
-  local before = data.read_json(self.out .. "/sweep.json")
-  self.before = type(before) == "table" and type(before.runs) == "table" and before.runs or nil
+local function signalled(self) return self.signals and core.signals.pending() ~= nil end
+
+local function work_through(self)
+  self.before = record.read(self.out)
+  self.slots = slots_of(self)
+  for _, run in ipairs(self.runs) do take_stock(run) end
+  check_others(self)
+  record.write_recipe(self)
+  record.write(self)
+  local through = stages.run(self, function(runs) return work(self, runs) end,
+    function(set) -- more runs, of a later stage
+      local added = plan.runs(self, set)
+      for _, run in ipairs(added) do take_stock(run) end
+      table.move(added, 1, #added, #self.runs + 1, self.runs)
+      return added
+    end)
+  self.pairing = pairing.check(self.runs)
+  record.write(self)
+  return through
 end
 
 -- Run it. Returns self: runs (with state), complete, interrupted, failed (a list).
 function sweep.run(self)
   if self.signals then core.signals.install() end
-  reserve(self)
-  local ok, e = pcall(function()
-    self.slots = slots_of(self)
-    for _, run in ipairs(self.runs) do take_stock(run, self.recipe) end
-    self.progress = progress.new(self)
-    write_record(self)
-    local through = stages.run(self, function(runs) return work(self, runs) end,
-      function(set) -- more runs, of a later stage
-        local added = plan.runs(self, set)
-        for _, run in ipairs(added) do take_stock(run, self.recipe) end
-        table.move(added, 1, #added, #self.runs + 1, self.runs)
-        return added
-      end)
+  self.progress = progress.new(self)
+  self.place = place.take(self.out, function() self.progress:waits() end,
+    function() return signalled(self) end)
+  if self.place then
+    local ok, through = pcall(work_through, self)
+    if not ok then
+      if stop_jobs(self) then self.progress:stopping "an error" end
+      wait_for_jobs(self)
+      pcall(record.write, self) -- what the runs have come to; the error may be that it cannot
+    end
+    self.place:leave()
+    if not ok then error(through, 0) end
     self.interrupted = not through
-    self.pairing = pairing.check(self.runs)
-    write_record(self)
-  end)
-  for _, run in ipairs(self.runs) do
-    if run.job then run.job:kill "SIGTERM" end
+  else
+    self.interrupted = true
+    for _, run in ipairs(self.runs) do run.state = look.at(run.dir) end
   end
-  core.fs.unlock(self.lock)
-  if not ok then error(e, 0) end
-  self.failed, self.complete = {}, true
+  self.failed, self.complete = {}, not self.interrupted
   for _, run in ipairs(self.runs) do
     if run.state.status == "failed" then self.failed[#self.failed + 1] = run end
     if run.state.status ~= "finished" and run.state.status ~= "paused" then

@@ -31,7 +31,8 @@ static void environment(const char *first, ...) {
                                       "SLURM_JOB_ID",
                                       "SLURM_STEP_ID",
                                       "TORCHELASTIC_RUN_ID",
-                                      "PERIGEE_JOB"};
+                                      "PERIGEE_JOB",
+                                      "PERIGEE_LISTENER"};
   for (size_t i = 0; i < PG_COUNT(names); i++) unsetenv(names[i]);
   va_list list;
   va_start(list, first);
@@ -62,6 +63,9 @@ TEST(a_launcher_numbers_the_process) {
   CHECK(strcmp(l.by, "srun") == 0 && l.rank == 2 && l.world == 8 && l.local_rank == 0 &&
             l.local_size == 2 && strcmp(l.master, "gpu07") == 0,
         "%s", l.master);
+  CHECK(l.listener == 0);
+  setenv("PERIGEE_LISTENER", "4", 1);
+  CHECK(pg_launcher_read(&l, text, sizeof text) == 0 && l.listener == 4);
   /* The name of a job. */
   environment("RANK", "0", "WORLD_SIZE", "2", "SLURM_JOB_ID", "12", "SLURM_STEP_ID", "3", NULL);
   CHECK(pg_launcher_read(&l, text, sizeof text) == 0 && strcmp(l.job, "job 12") == 0, "%s", l.job);
@@ -321,6 +325,30 @@ TEST(strangers_have_no_effect) {
   ranks_free(run_ranks(2, meet_strangers, NULL));
 }
 
+/* Rank 0 takes over a socket that listened before any rank was there: nobody waits. */
+static void meet_at_listener(pg_comm *shared, void *self) {
+  char text[1024] = "";
+  pg_comm *comm = NULL;
+  struct sockaddr_in at;
+  socklen_t size = sizeof at;
+  const int fd = *(int *)self;
+  CHECK(getsockname(fd, (struct sockaddr *)&at, &size) == 0);
+  pg_launcher l = at_port(shared->rank, shared->world);
+  l.port = ntohs(at.sin_port);
+  if (shared->rank == 0) l.listener = fd;
+  pg_comm_options options = {.launch = &l, .device = "cuda", .timeout = 20};
+  CHECK(pg__rendezvous_open(&options, &comm, text, sizeof text) == 0, "%s", text);
+  if (comm) pg_comm_close(comm);
+}
+
+TEST(rank_0_takes_over_a_listener) {
+  struct sockaddr_in any = {.sin_family = AF_INET};
+  int fd = socket(AF_INET, SOCK_STREAM, 0);
+  CHECK(bind(fd, (struct sockaddr *)&any, sizeof any) == 0 && listen(fd, 8) == 0);
+  ranks_free(run_ranks(3, meet_at_listener, &fd));
+  close(fd);
+}
+
 /* Another program at the address of rank 0 that accepts and says nothing, or closes. */
 static void meet_nobody(pg_comm *shared, void *self) {
   char text[1024] = "";
@@ -358,6 +386,7 @@ int main(void) {
   RUN(ranks_of_a_machine_share_its_cpus);
   RUN(ranks_meet_through_a_port);
   RUN(strangers_have_no_effect);
+  RUN(rank_0_takes_over_a_listener);
   RUN(ranks_excuse_themselves);
   RUN(another_program_at_the_port_is_named);
   return unit_report();

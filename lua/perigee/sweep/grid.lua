@@ -200,5 +200,20 @@ function grid.name(point)
   return table.concat(parts, ",")
 end
 
+-- A grid as plain data, for sweep.json: { loguniform = { a, b } } is a random axis.
+function grid.object(axes)
+  local object = {}
+  for name, axis in pairs(axes) do
+    if getmetatable(axis) == Range then
+      object[tostring(name)] = { [axis.kind] = core.json.array { axis.low, axis.high } }
+    elseif #axis > 0 then
+      object[tostring(name)] = core.json.array(table.move(axis, 1, #axis, 1, {}))
+    else
+      object[tostring(name)] = grid.object(axis)
+    end
+  end
+  return object
+end
+
 grid.sorted = sorted
 return grid

@@ -44,10 +44,11 @@ function launch.command(run, options)
 end
 
 -- The environment of rank `rank` of `world`: the sweep's own, without what would make it a rank of
--- the sweep's launcher.
-local function environment(slot, rank, world, name)
-  local env, dropped = {}, { RANK = true, WORLD_SIZE = true, LOCAL_RANK = true, MASTER_PORT = true,
-    MASTER_ADDR = true, PERIGEE_JOB = true, CUDA_VISIBLE_DEVICES = slot.gpus ~= nil }
+-- the sweep's launcher. Ranks meet at `port`, of which rank 0 has the descriptor `listener`.
+local function environment(slot, rank, world, name, port, listener)
+  local env, dropped = {}, { RANK = true, WORLD_SIZE = true, LOCAL_RANK = true,
+    LOCAL_WORLD_SIZE = true, MASTER_PORT = true, MASTER_ADDR = true, PERIGEE_JOB = true,
+    PERIGEE_LISTENER = true, CUDA_VISIBLE_DEVICES = slot.gpus ~= nil }
   for _, text in ipairs(core.environment()) do
     if not dropped[text:match "^[^=]*"] then env[#env + 1] = text end
   end
@@ -59,8 +60,9 @@ local function environment(slot, rank, world, name)
     set("LOCAL_RANK", rank)
     set("WORLD_SIZE", world)
     set("MASTER_ADDR", "127.0.0.1")
-    set("MASTER_PORT", 29500 + slot.number)
+    set("MASTER_PORT", port)
     set("PERIGEE_JOB", name)
+    if rank == 0 then set("PERIGEE_LISTENER", listener) end
   end
   return env
 end
@@ -69,12 +71,19 @@ local Job = {}
 Job.__index = Job
 
 -- Start a run in a slot, one process for each of its GPUs (one without). `log` takes what it says.
+-- options: also lock, a descriptor that its processes keep.
 function launch.start(run, slot, log, options)
   local world = slot.gpus and #slot.gpus or 1
   local job = setmetatable({ run = run, slot = slot, processes = {} }, Job)
+  -- Rank 0 takes over a socket that listens already: no other program can come by its port.
+  local meeting <close> = world > 1 and errors.try(core.listener()) or nil
+  local port = meeting and meeting:port()
   for rank = 0, world - 1 do
+    local inherit = { options.lock }
+    if meeting and rank == 0 then inherit[#inherit + 1] = meeting:descriptor() end
     local process, message, name = core.spawn { args = launch.command(run, options),
-      env = environment(slot, rank, world, run.name), output = log }
+      env = environment(slot, rank, world, run.name, port, 2 + #inherit), output = log,
+      inherit = inherit }
     if not process then
       job:kill "SIGTERM"
       errors.world(message, name)

@@ -6,8 +6,11 @@ local errors = require "perigee.errors"
 
 local look = {}
 
--- What a new run writes before its state.json.
-local first_files = { ["config.json"] = true, ["state.json"] = true }
+-- What a new run writes before recipe.lua, with which it has begun.
+local function is_first(name)
+  name = name:gsub("%.tmp%-%d+$", "")
+  return name == "config.json" or name == "state.json" or name == "recipe" or name == "recipe.lua"
+end
 
 -- { status, reason, update, loss, identity }: status is
 --   "waiting"      there is nothing yet
@@ -29,18 +32,20 @@ function look.at(dir)
     if not ok then return nil, errors.text(value) end
     return value
   end
+  if core.fs.kind(dir .. "/recipe.lua") == nil then
+    local ours = true
+    for _, name in ipairs(entries) do ours = ours and is_first(name) end
+    if ours then return { status = "waiting", begun = true } end -- killed before it had begun
+  end
   local place, problem = part "state.json"
   if type(place) ~= "table" or type(place.recipe) ~= "string" then
-    local ours = true
-    for _, name in ipairs(entries) do ours = ours and first_files[name] end
-    if ours then return { status = "waiting", begun = true } end -- killed before it had begun
     return { status = "damaged", reason = problem or dir .. "/state.json is not that of a run" }
   end
   local summary, torn = part "summary.json"
   if torn or (summary ~= nil and type(summary) ~= "table") then
     return { status = "damaged", reason = torn or dir .. "/summary.json is not that of a run" }
   end
-  local found = { identity = place.recipe, params = place.params }
+  local found = { identity = place.recipe, params = place.params, files = place.files }
   if summary == nil then
     found.status = "interrupted"
   else

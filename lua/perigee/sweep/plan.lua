@@ -15,6 +15,7 @@ function plan.resolve(recipe, set, options)
   local _, run = session.plan(recipe, { set = set, device = options.device,
     compute = options.compute, threads = options.threads, quiet = true })
   local spec = run.spec
+  run.reading.identity = run.identity
   local found = {
     name = spec.name, params = run.params, identity = run.identity, reading = run.reading,
     last = run.last, total = run.total, tokens = run.tokens_per_update * run.last,
@@ -63,6 +64,7 @@ function plan.runs(spec, points)
     by_params[key] = grid.key(point)
     local name = grid.name(own)
     if name == "" then name = resolved.name end
+    if name == "logs" or name == "recipe" then name = name .. "-run" end -- the sweep's own
     if #name > 120 then name = ("%s-%08x"):format(name:sub(1, 100), hash(key)) end
     if by_name[name] then
       errors.misuse("sweep: %s and %s would both be in the folder %s", by_name[name],

@@ -68,8 +68,12 @@ function Progress:ended(run)
     number(run.state.loss, "%.5f")))
 end
 
-function Progress:stopping(signal)
-  self:line(("%s: all runs save a checkpoint and stop"):format(signal))
+function Progress:stopping(why)
+  self:line(("%s: all runs save a checkpoint and stop"):format(why))
+end
+
+function Progress:waits()
+  self:line "runs that an ended sweep has left still save: waiting for them"
 end
 
 -- At most twice a second. What does not fit on the screen is counted.

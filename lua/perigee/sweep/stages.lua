@@ -46,7 +46,10 @@ function stages.check(spec)
     local merged = { seed = tuning.seeds }
     for name, axis in pairs(spec.grid or {}) do merged[name] = axis end
     spec.grid = merged
-    if spec.order then table.insert(spec.order, "seed") end
+    if spec.order then
+      spec.order = table.move(spec.order, 1, #spec.order, 1, {})
+      table.insert(spec.order, "seed")
+    end
   end
   if halving then
     check.table(nil, "sweep.halving", halving, "{ budgets, keep, metric }")
