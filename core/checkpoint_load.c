@@ -58,82 +58,6 @@ fail:
   return status;
 }
 
-static int need_integer(pg_context *ctx, const char *file, const json_t *object, const char *key,
-                        int64_t *out) {
-  const json_t *value = json_object_get(object, key);
-  /* 2^53: every counter a run can reach, with room for sums. */
-  if (!json_is_integer(value) || json_integer_value(value) < 0 ||
-      json_integer_value(value) > (json_int_t)1 << 53)
-    return pg_fail(ctx, PG_EFORMAT, "%s: \"%s\" must be an integer from 0 to 2^53", file, key);
-  *out = json_integer_value(value);
-  return 0;
-}
-
-static int need_real(pg_context *ctx, const char *file, const json_t *object, const char *key,
-                     double *out) {
-  const json_t *value = json_object_get(object, key);
-  if (!json_is_number(value))
-    return pg_fail(ctx, PG_EFORMAT, "%s: \"%s\" must be a number", file, key);
-  *out = json_number_value(value);
-  return 0;
-}
-
-int pg_checkpoint_config(pg_context *ctx, const char *path, pg_model_config *c) {
-  char file[PG__PATH_MAX];
-  json_t *root = NULL;
-  int64_t groups;
-  int status;
-  pg_model_config_default(c);
-  PG_TRY(pg__join(ctx, path, "config.json", file));
-  PG_TRY(pg__json_load(ctx, file, JSON_LIMIT, &root));
-  const char *type = json_string_value(json_object_get(root, "model_type"));
-  if (!type || strcmp(type, "qwen3") != 0 ||
-      json_is_true(json_object_get(root, "tie_word_embeddings"))) {
-    status = pg_fail(ctx, PG_EUNSUPPORTED,
-                     "%s: model_type is \"%s\"; only an untied \"qwen3\" can "
-                     "be read",
-                     file, type ? type : "(none)");
-    goto fail;
-  }
-  const struct {
-    const char *key;
-    int64_t *to;
-  } integers[] = {{"vocab_size", &c->vocab},         {"hidden_size", &c->width},
-                  {"num_hidden_layers", &c->layers}, {"num_attention_heads", &c->heads},
-                  {"num_key_value_heads", &groups},  {"head_dim", &c->head_dim},
-                  {"intermediate_size", &c->mlp},    {"max_position_embeddings", &c->context}};
-  for (size_t i = 0; i < PG_COUNT(integers); i++)
-    PG_TRY(need_integer(ctx, file, root, integers[i].key, integers[i].to));
-  if (groups != c->heads) {
-    status = pg_fail(ctx, PG_EUNSUPPORTED,
-                     "%s: num_key_value_heads = %lld differs from "
-                     "num_attention_heads = %lld",
-                     file, (long long)groups, (long long)c->heads);
-    goto fail;
-  }
-  PG_TRY(need_real(ctx, file, root, "rms_norm_eps", &c->norm_eps));
-  PG_TRY(need_real(ctx, file, root, "rope_theta", &c->rope_base));
-  const json_t *own = json_object_get(root, "perigee");
-  if (own) {
-    PG_TRY(need_real(ctx, file, own, "logit_scale", &c->logit_scale));
-    const json_t *deviations = json_object_get(own, "init_std");
-    for (size_t r = 0; r < PG_ROLES && json_array_size(deviations) == PG_ROLES; r++)
-      c->init_std[r] = json_number_value(json_array_get(deviations, r));
-    const json_t *head = json_object_get(own, "head");
-    if (head) {
-      PG_TRY(need_integer(ctx, file, head, "rank", &c->head.rank));
-      PG_TRY(need_integer(ctx, file, head, "extra", &c->head.extra));
-      PG_TRY(need_integer(ctx, file, head, "backward_rank", &c->head.backward_rank));
-      PG_TRY(need_integer(ctx, file, head, "backward_seed", &c->head.backward_seed));
-      c->head.drop_residual = json_is_false(json_object_get(head, "residual"));
-    }
-  }
-  PG_TRY(pg_model_config_resolve(ctx, c));
-fail:
-  json_decref(root);
-  return status;
-}
-
 /* This rank's part of a slot. */
 static int load_slot(pg_run *run, const pg_parameter *p, size_t s, pg_safetensors *file,
                      const char *key) {
@@ -180,7 +104,7 @@ static int load_parameter(pg_run *run, pg_parameter *p, const json_t *recorded,
     return pg_fail(ctx, PG_EFORMAT,
                    "%s: %s was updated by %s, the run assigns %s; reset its slots to go on", path,
                    p->name, name ? name : "nothing", o->name);
-  PG_TRY(need_integer(ctx, path, entry, "updates", &p->updates));
+  PG_TRY(pg__json_count(ctx, path, entry, "updates", &p->updates));
   for (size_t s = 0; s < o->slot_count; s++) {
     char *key = pg__slot_name(p, &o->slots[s]);
     if (!key) return pg_fail(ctx, PG_ENOMEM, "out of memory for the slots of %s", p->name);
@@ -202,8 +126,8 @@ static int check_data(const pg_run *run, const char *path, const json_t *saved) 
   const json_t *seed = json_object_get(saved, "seed");
   const char *shards = json_string_value(json_object_get(saved, "shards"));
   int status;
-  PG_TRY(need_integer(ctx, path, saved, "sequences", &sequences));
-  PG_TRY(need_integer(ctx, path, saved, "time", &time));
+  PG_TRY(pg__json_count(ctx, path, saved, "sequences", &sequences));
+  PG_TRY(pg__json_count(ctx, path, saved, "time", &time));
   PG_TRY(pg_shards_identity(ctx, pg_loader_shards(run->loader), identity));
   if (!json_is_integer(seed) || !shards)
     return pg_fail(ctx, PG_EFORMAT, "%s: \"data\" lacks its seed or shards", path);
@@ -307,19 +231,19 @@ int pg_checkpoint_load(pg_run *run, const char *path, const pg_checkpoint_load_o
   PG_TRY(pg__join(ctx, path, "state.json", file));
   PG_TRY(pg__json_load(ctx, file, JSON_LIMIT, &state));
   int64_t format = 0;
-  PG_TRY(need_integer(ctx, file, state, "format", &format));
+  PG_TRY(pg__json_count(ctx, file, state, "format", &format));
   if (format != PG__CHECKPOINT_FORMAT) {
     status = pg_fail(ctx, PG_EFORMAT, "%s has format %lld; this version reads %d", file,
                      (long long)format, PG__CHECKPOINT_FORMAT);
     goto fail;
   }
-  PG_TRY(need_integer(ctx, file, state, "update", &updates));
-  PG_TRY(need_integer(ctx, file, state, "tokens", &tokens));
+  PG_TRY(pg__json_count(ctx, file, state, "update", &updates));
+  PG_TRY(pg__json_count(ctx, file, state, "tokens", &tokens));
   const json_t *data = json_object_get(state, "data");
-  PG_TRY(need_integer(ctx, file, data, "epoch", &l.epoch));
-  PG_TRY(need_integer(ctx, file, data, "shard_position", &l.shard_position));
-  PG_TRY(need_integer(ctx, file, data, "batch_position", &l.batch_position));
-  PG_TRY(need_integer(ctx, file, data, "batches", &l.batches));
+  PG_TRY(pg__json_count(ctx, file, data, "epoch", &l.epoch));
+  PG_TRY(pg__json_count(ctx, file, data, "shard_position", &l.shard_position));
+  PG_TRY(pg__json_count(ctx, file, data, "batch_position", &l.batch_position));
+  PG_TRY(pg__json_count(ctx, file, data, "batches", &l.batches));
   if (!options->restart_data) PG_TRY(check_data(run, file, data));
 
   PG_TRY(pg__join(ctx, path, "optimizer.safetensors", file));

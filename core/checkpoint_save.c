@@ -27,34 +27,6 @@ char *pg__slot_name(const pg_parameter *p, const pg_slot *slot) {
   return name;
 }
 
-/* What tests of cause change about the head; NULL when they change nothing. */
-static json_t *head_json(const pg_head_config *h) {
-  if (!h->rank && !h->extra && !h->backward_rank && !h->drop_residual) return NULL;
-  return json_pack("{s:I, s:I, s:I, s:I, s:b}", "rank", (json_int_t)h->rank, "extra",
-                   (json_int_t)h->extra, "backward_rank", (json_int_t)h->backward_rank,
-                   "backward_seed", (json_int_t)h->backward_seed, "residual", !h->drop_residual);
-}
-
-json_t *pg__model_config_json(const pg_model_config *c) {
-  return json_pack(
-      "{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:{s:s, s:f}, s:s, s:b, s:b,"
-      " s:f, s:b, s:f, s:s, s:s, s:{s:s, s:f, s:[f,f,f], s:o*}}",
-      "architectures", "Qwen3ForCausalLM", "model_type", "qwen3",                              //
-      "vocab_size", (json_int_t)c->vocab, "hidden_size", (json_int_t)c->width,                 //
-      "num_hidden_layers", (json_int_t)c->layers, "num_attention_heads", (json_int_t)c->heads, //
-      "num_key_value_heads", (json_int_t)c->heads, "head_dim", (json_int_t)c->head_dim,        //
-      "intermediate_size", (json_int_t)c->mlp,                                                 //
-      "max_position_embeddings", (json_int_t)c->context,                                       //
-      "rms_norm_eps", c->norm_eps, "rope_theta", c->rope_base,                                 //
-      "rope_parameters", "rope_type", "default", "rope_theta", c->rope_base,                   //
-      "hidden_act", "silu", "attention_bias", 0, "tie_word_embeddings", 0,                     //
-      "attention_dropout", 0.0, "use_sliding_window", 0,                                       //
-      "initializer_range", c->init_std[PG_BACKBONE],                                           //
-      "torch_dtype", "float32", "dtype", "float32",                                            //
-      "perigee", "version", PG_VERSION, "logit_scale", c->logit_scale,                         //
-      "init_std", c->init_std[0], c->init_std[1], c->init_std[2], "head", head_json(&c->head));
-}
-
 static int write_json(pg_context *ctx, const char *path, json_t *value /* stolen */) {
   int status;
   char *text = value ? pg__json_print(value, 2) : NULL;

@@ -80,6 +80,16 @@ int pg__json_load(pg_context *ctx, const char *path, int64_t limit, json_t **out
   return status;
 }
 
+int pg__json_count(pg_context *ctx, const char *what, const json_t *object, const char *key,
+                   int64_t *out) {
+  const json_t *value = json_object_get(object, key);
+  if (!json_is_integer(value) || json_integer_value(value) < 0 ||
+      json_integer_value(value) > (json_int_t)1 << 53)
+    return pg_fail(ctx, PG_EFORMAT, "%s: \"%s\" must be an integer from 0 to 2^53", what, key);
+  *out = json_integer_value(value);
+  return 0;
+}
+
 /* ---- numbers --------------------------------------------------------------------------- */
 /* "D.DDDe±X" with `digits` significant digits; true when it reads back as x. With `up` the last
  * digit is one larger than the nearest decimal has (false when that would carry). */

@@ -11,6 +11,10 @@
 /* PG_EFORMAT with `what`, line and column. *out is a new reference. */
 int pg__json_parse(pg_context *ctx, const char *text, size_t size, const char *what, json_t **out);
 int pg__json_load(pg_context *ctx, const char *path, int64_t limit, json_t **out);
+/* The whole number from 0 to 2^53 (what any writer of JSON keeps) under `key`; PG_EFORMAT with
+ * `what` and the key otherwise. */
+int pg__json_count(pg_context *ctx, const char *what, const json_t *object, const char *key,
+                   int64_t *out);
 /* Shortest decimal that reads back as x: "0.1", "1e-10", "3.0" (a real keeps its dot or exponent);
  * non-finite gives "null". At most 32 bytes. */
 void pg_format_real(double x, char out[32]);

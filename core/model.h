@@ -107,8 +107,9 @@ int pg_model_sha256(const pg_model *model, const pg_parameter *parameter, char h
 /* Draw weights N(0, init_std[role]^2) from Philox: element i of a parameter is normal number i of
  * stream hash(name) under `seed` (random.h). */
 int pg_model_init(pg_model *model, uint64_t seed);
-/* Copy weights from `path` (safetensors, Hugging Face names). Every parameter must be there with
- * the right shape in F32, BF16 or F16; extra tensors must be the unit norm gains, else PG_EFORMAT.
+/* Copy weights from `path` (safetensors, a file or a folder; Hugging Face names). Every parameter
+ * must be there with the right shape in F32, BF16 or F16; extra tensors must be the unit norm
+ * gains, else PG_EFORMAT.
  */
 int pg_model_load(pg_model *model, const char *path);
 /* Write model.safetensors as transformers reads it, unit gains included. */

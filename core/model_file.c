@@ -5,11 +5,9 @@
  * lm_head.right.weight, with its product, which is not read back, under the usual name. */
 #include "model_internal.h"
 #include "safetensors.h"
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 static const struct {
   const char *name; /* within model.layers.N. */
@@ -167,19 +165,9 @@ fail:
 int pg_model_load(pg_model *model, const char *path) {
   pg_context *ctx = model->context;
   int status = 0;
-  struct stat info;
-  char *inside = NULL;
   pg_safetensors *file = NULL;
   part *parts = NULL;
   size_t count = 0;
-  if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
-    if (asprintf(&inside, "%s/model.safetensors", path) < 0) {
-      inside = NULL;
-      status = pg_fail(ctx, PG_ENOMEM, "no memory for the path %s", path);
-      goto fail;
-    }
-    path = inside;
-  }
   PG_TRY(pg_safetensors_open(ctx, path, &file));
   PG_TRY(make_parts(model, &parts, &count));
   PG_TRY(check_file(model, path, file, parts, count));
@@ -189,7 +177,6 @@ int pg_model_load(pg_model *model, const char *path) {
 fail:
   pg_safetensors_close(file);
   free_parts(parts, count);
-  free(inside);
   return status;
 }
 

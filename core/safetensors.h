@@ -19,16 +19,19 @@ typedef struct pg_safetensors_entry {
   int64_t shape[8];
   int64_t offset; /* in the file */
   int64_t bytes;
+  int member; /* which file of several, from 0 */
 } pg_safetensors_entry;
 
-/* Open and check the header: at most 100 MB and within the file, no duplicate or overlapping
+/* Open a file, or a folder as Hugging Face writes one: its model.safetensors, or else all files
+ * that its model.safetensors.index.json names, as if they were one (PG_ENOENT without either).
+ * Checks the headers: at most 100 MB and within the file, no duplicate or overlapping
  * tensors, shape times type equal to the bytes, the data covered to the file's end without gaps. */
 int pg_safetensors_open(pg_context *ctx, const char *path, pg_safetensors **out);
 void pg_safetensors_close(pg_safetensors *file);
 size_t pg_safetensors_count(const pg_safetensors *file);
 const pg_safetensors_entry *pg_safetensors_at(const pg_safetensors *file, size_t index);
 const pg_safetensors_entry *pg_safetensors_find(const pg_safetensors *file, const char *name);
-/* A string of __metadata__, NULL when absent. */
+/* A string of __metadata__ (of the first file), NULL when absent. */
 const char *pg_safetensors_metadata(const pg_safetensors *file, const char *key);
 /* Read `count` elements from element `first` as fp32 (F32, BF16, F16 and F64 are converted). */
 int pg_safetensors_read_f32(pg_safetensors *file, const pg_safetensors_entry *entry, int64_t first,

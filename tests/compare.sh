@@ -7,9 +7,9 @@
 set -uo pipefail
 build=$(realpath "$1")
 python=$build/venv/bin/python
-if ! "$python" -c 'import tokenizers, transformers, torch, safetensors, tensorboard' 2>/dev/null; then
+if ! "$python" -c 'import tokenizers, transformers, torch, safetensors, tensorboard, gguf' 2>/dev/null; then
   { python3 -m venv "$build/venv" && "$python" -m pip install -q tokenizers safetensors \
-    transformers torch tensorboard; } || { echo "transformers and torch cannot be installed"; exit 77; }
+    transformers torch tensorboard gguf; } || { echo "transformers and torch cannot be installed"; exit 77; }
 fi
 set -e
 bible -f 'gen1:1-gen30:43' </dev/null | sed -E 's/^[^ ]+ //' >"$build/compare.txt"

@@ -4,6 +4,7 @@ local core = require "perigee.core"
 local check = require "perigee.check"
 local config = require "perigee.config"
 local errors = require "perigee.errors"
+local imports = require "perigee.imports"
 local keepers = require "perigee.keepers"
 local keys = require "perigee.keys"
 local memory = require "perigee.memory"
@@ -91,9 +92,14 @@ local function check_schedules(run)
   end
 end
 
--- Vocabulary: model.vocab, else dataset.json, else the tokenizer, else an error.
-local function resolve_vocabulary(run)
+-- Vocabulary: that of model.init's folder, else model.vocab, else dataset.json, else the tokenizer,
+-- else an error.
+local function resolve_vocabulary(run, theirs)
   local spec = run.spec
+  if theirs then
+    imports.check_data(run, theirs)
+    return spec.model.vocab or theirs.vocab, "model.init"
+  end
   if spec.model.vocab then return spec.model.vocab, "model.vocab" end
   local vocab, from = spec.data:vocabulary(run.ctx)
   if not vocab and spec.model.preset then return nil, "the preset" end
@@ -309,10 +315,12 @@ function open.resolve(run, rec, options)
   split_batch(run)
   run.compute = open.compute(run.ctx, options.compute or spec.compute,
     run.planned_for and run.planned_for.device)
-  local vocab
-  vocab, run.vocab_from = resolve_vocabulary(run)
+  local theirs = imports.sizes(run)
+  imports.require_sizes(run, theirs)
+  local vocab, from = resolve_vocabulary(run, theirs)
+  run.vocab_from = from
   run.model_config = errors.located(spec.where, function()
-    return errors.try(core.model_config(model_table(run, vocab)))
+    return errors.try(core.model_config(imports.complete(run, model_table(run, vocab), theirs)))
   end)
   run.total, run.last, run.tokens_per_update = open.plan(spec, run.model_config.weights,
     run.model_config.context, options.max_updates)
@@ -330,7 +338,17 @@ function open.resolve(run, rec, options)
   run.tokenizer_path = spec.data:tokenizer_path()
 end
 
--- The same and its memory: a run that could take its first step.
+-- The weights that a run starts from.
+function open.initialise(run)
+  local spec = run.spec
+  if spec.model.init then
+    errors.try(run.model:load(spec.model.init))
+  else
+    run.model:init(spec.seed.init)
+  end
+end
+
+-- The same and its memory: a run that could take its first step, once it has weights.
 function open.prepare(run, rec, options)
   open.resolve(run, rec, options)
   local spec = run.spec
@@ -347,11 +365,6 @@ function open.prepare(run, rec, options)
   end)
   run.updates_per_epoch = run.core:loader().updates_per_epoch
   assign_entries(run)
-  if spec.model.init then
-    errors.try(run.model:load(spec.model.init))
-  else
-    run.model:init(spec.seed.init)
-  end
   run.tracker = tracker.new { tokens_per_update = run.tokens_per_update,
     max_norm = spec.clip or 1.0, clipping = spec.clip ~= false }
   run.random = random.pair(spec.seed.init)

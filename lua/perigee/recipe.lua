@@ -73,16 +73,17 @@ local function checked_model(where, model)
   keys.check(model, model_keys, "model", where)
   local copy = {}
   for k, v in pairs(model) do copy[k] = v end
+  local elsewhere = model.preset or model.init -- where sizes come from that are not given
   for _, name in ipairs { "width", "heads", "head_dim", "mlp", "context" } do
     if model[name] ~= nil then
       copy[name] = check.integer(where, "model." .. name, model[name], 1)
-    elseif not model.preset and name ~= "head_dim" and name ~= "mlp" then
+    elseif not elsewhere and name ~= "head_dim" and name ~= "mlp" then
       errors.at(where, "model.%s is missing: expected a whole number >= 1", name)
     end
   end
   if model.layers ~= nil then
     copy.layers = check.integer(where, "model.layers", model.layers, 0)
-  elseif not model.preset then
+  elseif not elsewhere then
     errors.at(where, "model.layers is missing: expected a whole number >= 0")
   end
   if model.vocab ~= nil then

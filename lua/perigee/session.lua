@@ -132,6 +132,7 @@ function session.new(from, options)
     run.joining = options.device == "cpu"
     local rec = take_recipe(run, from, options)
     open.prepare(run, rec, options)
+    open.initialise(run)
     local fork = options.fork or run.spec.fork
     if fork then run.fork_record = load_fork(run, fork) end
     run.initial_weights = open.compare_weights(run)
@@ -281,8 +282,9 @@ local function continue_from(run, found, host, options)
     state.restore(run, host)
     keepers.resume(run, found, host.kept)
     run.last_checkpoint = found
-  elseif run.spec.fork then
-    load_fork(run, run.spec.fork)
+  else
+    open.initialise(run)
+    if run.spec.fork then load_fork(run, run.spec.fork) end
   end
   run.session = (host and host.session or 1) + 1
   if options.max_updates == nil and host and run.update >= run.last and #run.pending == 0 then

@@ -1,8 +1,10 @@
 /* A checkpoint gives the same logits in Hugging Face's Qwen3ForCausalLM and in the model of
  * tools/torch_bench.py: writes one with random weights and lets tests/hf_compare.py and
- * tests/torch_compare.py compare. PG_PYTHON names a Python that has transformers and torch; without
- * them the comparison is skipped. */
+ * tests/torch_compare.py compare. And the other way: a model that transformers saved (by
+ * tests/hf_make.py), in one file or several and in any float type, is read. PG_PYTHON names a
+ * Python that has transformers and torch; without them the comparison is skipped. */
 #include "core/checkpoint_internal.h"
+#include "core/files.h"
 #include "model_support.h"
 #include <sys/wait.h>
 #include <unistd.h>
@@ -46,11 +48,28 @@ static void write_logits(const char *folder, const pg_model *model, int64_t time
 
 static int skipped;
 
+/* Twice the forward's bar of model_gradient_test.c, since both sides round, and 64 positions times
+ * half a unit for their fp32 angles. */
+static double bar(const pg_model_config *c) {
+  return 4 * (11 * (double)c->layers + 3) * UNIT_ROUNDOFF + 64 * UNIT_ROUNDOFF;
+}
+
+/* Python on a script of tests/ with these arguments; false when it was skipped. */
+static bool python(const char *script, const char *arguments) {
+  const char *program = getenv("PG_PYTHON");
+  char command[512];
+  snprintf(command, sizeof command, "'%s' '%s/%s' %s", program ? program : "python3", PG_TEST_DIR,
+           script, arguments);
+  fflush(stdout);
+  int status = system(command);
+  int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  CHECK(code == 0 || code == 77, "%s ended with %d", command, code);
+  skipped += code == 77;
+  return code != 77;
+}
+
 static void compare(const shape *s) {
-  static const char *const files[] = {"config.json", "model.safetensors", "logits.json"};
-  char folder[] = "/tmp/perigee-XXXXXX", path[128], command[512];
-  static const char *const scripts[] = {"hf_compare.py", "torch_compare.py' 'logits"};
-  const char *python = getenv("PG_PYTHON");
+  char folder[] = "/tmp/perigee-XXXXXX", path[128], arguments[256];
   pg_context *ctx = open_context(1);
   pg_model_config c = make_config(s);
   pg_model *model = make_model(ctx, &c, 21);
@@ -59,24 +78,34 @@ static void compare(const shape *s) {
   MUST(ctx, pg_model_save(model, path));
   write_config(folder, &c);
   write_logits(folder, model, s->time);
-  /* Twice the forward's bar of model_gradient_test.c, since both sides round, and 64 positions
-   * times half a unit for their fp32 angles. */
-  double bar = 4 * (11 * (double)c.layers + 3) * UNIT_ROUNDOFF + 64 * UNIT_ROUNDOFF;
-  for (size_t i = 0; i < PG_COUNT(scripts); i++) {
-    snprintf(command, sizeof command, "'%s' '%s/%s' '%s' '%s/logits.json' %.3g",
-             python ? python : "python3", PG_TEST_DIR, scripts[i], folder, folder, bar);
-    fflush(stdout);
-    int status = system(command);
-    int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    CHECK(code == 0 || code == 77, "%s ended with %d", command, code);
-    skipped += code == 77;
-  }
-  for (size_t i = 0; i < PG_COUNT(files); i++) {
-    snprintf(path, sizeof path, "%s/%s", folder, files[i]);
-    unlink(path);
-  }
-  rmdir(folder);
+  snprintf(arguments, sizeof arguments, "'%s' '%s/logits.json' %.3g", folder, folder, bar(&c));
+  python("hf_compare.py", arguments);
+  snprintf(arguments, sizeof arguments, "logits '%s' '%s/logits.json' %.3g", folder, folder,
+           bar(&c));
+  python("torch_compare.py", arguments);
+  MUST(ctx, pg_file_remove_tree(ctx, folder));
   pg_model_free(model);
+  pg_context_free(ctx);
+}
+
+/* A model of transformers in files of at most `shard`. */
+static void import(const char *type, const char *shard) {
+  char folder[] = "/tmp/perigee-XXXXXX", arguments[256];
+  pg_context *ctx = open_context(1);
+  pg_model_config c;
+  pg_model *model;
+  if (!mkdtemp(folder)) abort();
+  snprintf(arguments, sizeof arguments, "'%s' %s %s", folder, type, shard);
+  if (python("hf_make.py", arguments)) {
+    MUST(ctx, pg_checkpoint_config(ctx, folder, &c));
+    MUST(ctx, pg_model_new(ctx, &c, &model));
+    MUST(ctx, pg_model_load(model, folder));
+    write_logits(folder, model, c.context);
+    snprintf(arguments, sizeof arguments, "'%s' '%s/logits.json' %.3g", folder, folder, bar(&c));
+    python("hf_compare.py", arguments);
+    pg_model_free(model);
+  }
+  MUST(ctx, pg_file_remove_tree(ctx, folder));
   pg_context_free(ctx);
 }
 
@@ -85,8 +114,15 @@ TEST(a_checkpoint_has_the_same_logits_in_transformers) {
   for (size_t i = 0; i < PG_COUNT(shapes) && !skipped; i++) compare(&shapes[i]);
 }
 
+TEST(a_model_of_transformers_has_the_same_logits) {
+  static const char *const made[][2] = {
+      {"float32", "1GB"}, {"float32", "60KB"}, {"bfloat16", "30KB"}, {"float16", "1GB"}};
+  for (size_t i = 0; i < PG_COUNT(made) && !skipped; i++) import(made[i][0], made[i][1]);
+}
+
 int main(void) {
   RUN(a_checkpoint_has_the_same_logits_in_transformers);
+  RUN(a_model_of_transformers_has_the_same_logits);
   int failed = unit_report();
   if (!skipped) return failed;
   printf("transformers is not installed\n");

@@ -58,7 +58,9 @@ TEST(header_lengths_are_checked) {
             (unsigned long long)lengths[i], 8 + header);
     }
   CHECK(pg_safetensors_open(ctx, temporary_path("none"), &file) == PG_ENOENT && !file);
-  CHECK(pg_safetensors_open(ctx, temporary_folder, &file) == PG_EFORMAT && !file);
+  CHECK(pg_safetensors_open(ctx, temporary_folder, &file) == PG_ENOENT && !file);
+  CHECK(strstr(pg_context_message(ctx), "expected model.safetensors"), "%s",
+        pg_context_message(ctx));
   CHECK(peak_kilobytes() - before < 4096, "%ld kB more", peak_kilobytes() - before);
 }
 
@@ -349,6 +351,75 @@ TEST(refused_writes_leave_no_file) {
   pg_tensor_free(t);
 }
 
+/* ---- several files ------------------------------------------------------------------------- */
+static const char *put_text(const char *name, const char *text) {
+  const char *path = temporary_path(name);
+  put_file(path, text, strlen(text));
+  return path;
+}
+
+/* One tensor of four bytes, as a file of the folder "several". */
+static void put_member(const char *name, const char *tensor, float value) {
+  char header[128], inside[160];
+  snprintf(header, sizeof header,
+           "{\"%s\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", tensor);
+  snprintf(inside, sizeof inside, "several/%s", name);
+  const char *made = make(header, &value, sizeof value);
+  CHECK(rename(made, temporary_path(inside)) == 0);
+}
+
+TEST(a_folder_is_read_as_one_file) {
+  static const char index[] = "several/model.safetensors.index.json";
+  pg_safetensors *file;
+  float x = 0;
+  mkdir(temporary_path("several"), 0700);
+  put_member("one.safetensors", "a", 1.5f);
+  put_member("two.safetensors", "b", 2.5f);
+  put_text(index, "{\"metadata\": {\"total_size\": 8}, \"weight_map\": "
+                  "{\"b\": \"two.safetensors\", \"a\": \"one.safetensors\"}}");
+  CHECK(pg_safetensors_open(ctx, temporary_path("several"), &file) == 0, "%s",
+        pg_context_message(ctx));
+  CHECK(pg_safetensors_count(file) == 2);
+  const pg_safetensors_entry *a = pg_safetensors_find(file, "a");
+  const pg_safetensors_entry *b = pg_safetensors_find(file, "b");
+  CHECK(a && pg_safetensors_read_f32(file, a, 0, 1, &x) == 0 && x == 1.5f);
+  CHECK(b && pg_safetensors_read_f32(file, b, 0, 1, &x) == 0 && x == 2.5f);
+  CHECK(a->member == 1 && b->member == 0 && !pg_safetensors_find(file, "c"));
+  CHECK(pg_safetensors_read_f32(file, b, 0, 2, &x) == PG_EINVAL);
+  pg_safetensors_close(file);
+
+  static const struct {
+    const char *index, *message;
+    int status;
+  } cases[] = {
+      {"{\"weight_map\": ", "line 1", PG_EFORMAT},
+      {"[]", "\"weight_map\" is missing", PG_EFORMAT},
+      {"{\"weight_map\": {}}", "\"weight_map\" is missing", PG_EFORMAT},
+      {"{\"weight_map\": {\"a\": 1}}", "the file of tensor \"a\" is not the name", PG_EFORMAT},
+      {"{\"weight_map\": {\"a\": \"\"}}", "the file of tensor \"a\" is not", PG_EFORMAT},
+      {"{\"weight_map\": {\"a\": \"..\"}}", "the file of tensor \"a\" is not", PG_EFORMAT},
+      {"{\"weight_map\": {\"a\": \"x/one.safetensors\"}}", "is not the name", PG_EFORMAT},
+      {"{\"weight_map\": {\"a\": \"three.safetensors\"}}", "three.safetensors", PG_ENOENT},
+      {"{\"weight_map\": {\"c\": \"one.safetensors\"}}", "\"c\" is not in one.safet", PG_EFORMAT},
+      {"{\"weight_map\": {\"a\": \"two.safetensors\", \"b\": \"one.safetensors\"}}", "is not in",
+       PG_EFORMAT},
+      {"{\"weight_map\": {\"a\": \"one.safetensors\", \"b\": \"again.safetensors\"}}",
+       "tensor \"a\" is in", PG_EFORMAT},
+  };
+  put_member("again.safetensors", "a", 3);
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    put_text(index, cases[i].index);
+    CHECK(pg_safetensors_open(ctx, temporary_path("several"), &file) == cases[i].status && !file,
+          "%s", cases[i].index);
+    CHECK(strstr(pg_context_message(ctx), cases[i].message), "%s: %s", cases[i].index,
+          pg_context_message(ctx));
+  }
+  put_member("model.safetensors", "only", 7); /* which transformers takes, too */
+  CHECK(pg_safetensors_open(ctx, temporary_path("several"), &file) == 0 &&
+        pg_safetensors_find(file, "only"));
+  pg_safetensors_close(file);
+}
+
 int main(void) {
   const pg_context_options options = {.threads = 1};
   if (pg_context_new(&options, &ctx, NULL, 0) < 0) return 1;
@@ -358,6 +429,7 @@ int main(void) {
   RUN(types_are_converted);
   RUN(written_files_read_back);
   RUN(refused_writes_leave_no_file);
+  RUN(a_folder_is_read_as_one_file);
   if (pg_file_remove_tree(ctx, temporary_folder) < 0) unit_failed++;
   if (pg_context_live_tensors(ctx) != 0) unit_failed++;
   pg_context_free(ctx);
