@@ -234,7 +234,8 @@ int pg__second_moment(pg_context *ctx, const float *g, int64_t rows, int64_t col
                            .c = moment,
                            .lda = columns,
                            .ldb = columns,
-                           .ldc = side};
+                           .ldc = side,
+                           .symmetric = true};
   int status;
   PG_LAUNCH(ctx, gemm, &product);
 fail:

@@ -66,8 +66,10 @@ typedef int pg_workspace_fn(pg_queue *q, const pg_workload *work, int64_t *bytes
 /* C = alpha * op(A) op(B) + beta * D with op(A) [m,k], op(B) [k,n], C [m,n], all row-major with
  * leading dimensions in elements, `batch` times at the given strides (batch 0 counts as 1). D, the
  * addend, lies as C does and may be C or share no element with it; beta = 0 never reads it.
- * Accumulation in fp32 or better; no TF32. Types: all PG_F32; or A and B PG_BF16 with C and D
- * PG_F32 or PG_BF16 (rounded once, after beta * D was added). */
+ * `symmetric` promises that op(B) is the transpose of op(A), element for element, and D symmetric:
+ * a backend may then compute half of C and mirror it. Accumulation in fp32 or better; no TF32.
+ * Types: all PG_F32; or A and B PG_BF16 with C and D PG_F32 or PG_BF16 (rounded once, after beta *
+ * D was added). */
 typedef struct pg_gemm {
   bool transpose_a, transpose_b;
   int64_t m, n, k;
@@ -78,6 +80,7 @@ typedef struct pg_gemm {
   int64_t lda, ldb, ldc;
   pg_dtype type_a, type_b, type_c;
   int64_t batch, stride_a, stride_b, stride_c;
+  bool symmetric;
 } pg_gemm;
 typedef int pg_gemm_fn(pg_queue *q, const pg_gemm *g);
 

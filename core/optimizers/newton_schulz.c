@@ -94,7 +94,8 @@ static int step(pg_context *ctx, pg__polar *c, const double f[3]) {
                         .batch = c->count,
                         .stride_a = matrix,
                         .stride_b = matrix,
-                        .stride_c = square};
+                        .stride_c = square,
+                        .symmetric = true};
   const pg_gemm power = {.m = n,
                          .n = n,
                          .k = n,
@@ -113,7 +114,8 @@ static int step(pg_context *ctx, pg__polar *c, const double f[3]) {
                          .batch = c->count,
                          .stride_a = square,
                          .stride_b = square,
-                         .stride_c = square};
+                         .stride_c = square,
+                         .symmetric = true};
   const pg_gemm advance = {.m = rows,
                            .n = columns,
                            .k = n,

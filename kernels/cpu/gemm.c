@@ -50,6 +50,30 @@ static void block(const pg_gemm *g, int64_t entry, int64_t i0, int64_t i1, int64
                 (int)g->k, g->alpha, a, (int)g->lda, b, (int)g->ldb, g->beta, c, (int)g->ldc);
 }
 
+/* Side of the blocks in which a half is mirrored: two of them fit the first-level cache. */
+#define MIRROR 32
+
+/* A whole symmetric product in fp32: the half below the diagonal, and its mirror image. */
+static void half(const pg_gemm *g, int64_t entry) {
+  const float *a = (const float *)g->a + entry * g->stride_a;
+  const float *d = addend(g, entry * g->stride_c);
+  float *c = (float *)g->c + entry * g->stride_c;
+  const int64_t n = g->n;
+  for (int64_t i = 0; i < n; i++) {
+    float *row = c + i * g->ldc;
+    if (g->beta == 0)
+      memset(row, 0, (size_t)(i + 1) * sizeof *c); /* whatever a library makes of 0 times NaN */
+    else if (c != d)
+      memcpy(row, d + i * g->ldc, (size_t)(i + 1) * sizeof *c);
+  }
+  cblas_ssyrk(CblasRowMajor, CblasLower, g->transpose_a ? CblasTrans : CblasNoTrans, (int)n,
+              (int)g->k, g->alpha, a, (int)g->lda, g->beta, c, (int)g->ldc);
+  for (int64_t i = 0; i < n; i += MIRROR)
+    for (int64_t j = 0; j <= i; j += MIRROR)
+      for (int64_t x = i; x < pg_min64(n, i + MIRROR); x++)
+        for (int64_t y = j; y < pg_min64(x, j + MIRROR); y++) c[y * g->ldc + x] = c[x * g->ldc + y];
+}
+
 /* Rows [i0, i1) and columns [j0, j1) of an operand, stored transposed or not, as fp32 in the order
  * of the store. Returns the leading dimension, the number of elements in a stored row. */
 static int64_t widen_tile(const uint16_t *x, bool transposed, int64_t ld, int64_t i0, int64_t i1,
@@ -125,6 +149,7 @@ int PG_CPU(gemm)(pg_queue *q, const pg_gemm *g) {
   /* Whole products to each thread when there are enough of them. */
   int per_product = batch >= threads ? 1 : threads;
   int rows = grid_rows(g->m, g->n, per_product), columns = per_product / rows;
+  const bool halves = g->symmetric && !narrow && per_product == 1;
   int64_t blocks = batch * per_product;
 #pragma omp parallel num_threads(threads)
   {
@@ -133,6 +158,10 @@ int PG_CPU(gemm)(pg_queue *q, const pg_gemm *g) {
     pg_blas_on_this_thread();
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < blocks; t++) {
+      if (halves) {
+        half(g, t);
+        continue;
+      }
       int r = (int)(t % per_product) / columns, c = (int)(t % per_product) % columns;
       /* Multiples of 16 rows and columns keep the routine's register blocks whole. */
       int64_t mu = (g->m + 15) / 16, nu = (g->n + 15) / 16;

@@ -332,7 +332,7 @@ static void check_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t kk, float
   int64_t sa = lda * (ta ? kk : m), sb = ldb * (tb ? n : kk), sc = ldc * m;
   pair a = normals(sa * batch + 1, 1), b = normals(sb * batch + 1, 1), c = normals(sc * batch, 1);
   pg_gemm g = {ta,  tb,  m,   n,       kk,      0.5f,   beta,  a.h, b.h, NULL, NULL,
-               lda, ldb, ldc, PG_BF16, PG_BF16, type_c, batch, sa,  sb,  sc};
+               lda, ldb, ldc, PG_BF16, PG_BF16, type_c, batch, sa,  sb,  sc,   false};
   const bool half = type_c == PG_BF16;
   void *result = half ? (void *)c.h : c.f;
   g.c = result;

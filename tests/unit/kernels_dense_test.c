@@ -18,7 +18,7 @@ TEST(one_thread_is_one_thread) {
   int64_t n = 800;
   float *a = unit_normals(n * n, 1), *c = unit_poisoned(n * n);
   pg_gemm g = {false, true, n, n,      n,      1,      0, a, a, c, NULL,
-               n,     n,    n, PG_F32, PG_F32, PG_F32, 1, 0, 0, 0};
+               n,     n,    n, PG_F32, PG_F32, PG_F32, 1, 0, 0, 0, false};
   pg_farthest f;
   double process = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID);
   double own = cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
@@ -78,17 +78,24 @@ TEST(memory) {
   k->release(q, NULL);
 }
 
-/* |error| <= gamma_{k+3} (|alpha| sum |a||b| + |beta d|), whatever the order of summation. */
-static void check_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t kk, float alpha, float beta,
-                       int64_t batch, int64_t pad) {
+/* |error| <= gamma_{k+3} (|alpha| sum |a||b| + |beta d|), whatever the order of summation. With
+ * `symmetric`, b is a and the addend is made symmetric. */
+static void check_product(bool ta, bool tb, int64_t m, int64_t n, int64_t kk, float alpha,
+                          float beta, int64_t batch, int64_t pad, bool symmetric) {
   int64_t lda = (ta ? m : kk) + pad, ldb = (tb ? kk : n) + pad, ldc = n + pad;
   int64_t na = (ta ? kk : m) * lda, nb = (tb ? n : kk) * ldb, nc = m * ldc;
   int64_t entries = batch ? batch : 1;
   float *a = unit_normals(na * entries, 1), *b = unit_normals(nb * entries, 1);
   float *c = beta == 0 ? unit_poisoned(nc * entries) : unit_normals(nc * entries, 1);
+  if (symmetric) {
+    memcpy(b, a, (size_t)(na * entries) * sizeof *a);
+    for (int64_t e = 0; e < entries && beta != 0; e++)
+      for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < i; j++) c[e * nc + j * ldc + i] = c[e * nc + i * ldc + j];
+  }
   float *before = unit_clone(c, nc * entries);
-  pg_gemm g = {ta,  tb,  m,   n,      kk,     alpha,  beta,  a,  b,  c, NULL,
-               lda, ldb, ldc, PG_F32, PG_F32, PG_F32, batch, na, nb, nc};
+  pg_gemm g = {ta,  tb,  m,   n,      kk,     alpha,  beta,  a,  b,  c,  NULL,
+               lda, ldb, ldc, PG_F32, PG_F32, PG_F32, batch, na, nb, nc, symmetric};
   KERNEL(gemm, &g);
   double worst = 0, limit = ((double)kk + 3) * UNIT_ULP;
   int outside = 0;
@@ -134,6 +141,11 @@ static void check_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t kk, float
   free(a), free(b), free(c), free(before), free(again), free(apart);
 }
 
+static void check_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t kk, float alpha, float beta,
+                       int64_t batch, int64_t pad) {
+  check_product(ta, tb, m, n, kk, alpha, beta, batch, pad, false);
+}
+
 TEST(gemm) {
   unit_seed(11);
   int64_t sizes[][3] = {{1, 1, 1},   {2, 3, 5},    {37, 41, 29}, {1, 257, 64},
@@ -148,6 +160,17 @@ TEST(gemm) {
 }
 
 /* Grids of blocks that do not divide the matrix, with more threads than some sides have rows. */
+/* Sides within and beyond the blocks of the mirror; enough entries for a thread each, and one. */
+TEST(gemm_symmetric) {
+  unit_seed(4);
+  for (int t = 0; t < 2; t++)
+    for (int batch = 1; batch < 6; batch += 4) {
+      check_product(t, !t, 67, 67, 29, 1, 0, batch, 3, true);
+      check_product(t, !t, 33, 33, 100, -0.5f, 1.5f, batch, 0, true);
+      check_product(t, !t, 1, 1, 7, 2, 1, batch, 1, true);
+    }
+}
+
 TEST(gemm_many_threads) {
   pg_queue *usual = q;
   unit_seed(13);
@@ -168,7 +191,7 @@ TEST(gemm_many_threads) {
 TEST(gemm_by_hand) {
   float a[] = {1, 2, 3, 4, 5, 6}, b[] = {1, 0, -1, 2, 1, 1}, c[4] = {NAN, NAN, NAN, NAN};
   pg_gemm g = {false, false, 2, 2,      3,      1,      0, a, b, c, NULL,
-               3,     2,     2, PG_F32, PG_F32, PG_F32, 1, 0, 0, 0};
+               3,     2,     2, PG_F32, PG_F32, PG_F32, 1, 0, 0, 0, false};
   KERNEL(gemm, &g);
   CHECK(c[0] == 2 && c[1] == 7 && c[2] == 5 && c[3] == 16, "%g %g %g %g", c[0], c[1], c[2], c[3]);
   g.k = 0;
@@ -212,6 +235,7 @@ int main(void) {
   FOR_EACH_BACKEND {
     RUN(memory);
     RUN(gemm);
+    RUN(gemm_symmetric);
     RUN(gemm_many_threads);
     RUN(gemm_by_hand);
     RUN(embedding);
