@@ -268,11 +268,16 @@ int pg_oracle_solve(const pg_tensor *gradient, const pg_oracle_options *options,
   if (rows < 1 || d < 1 || rows > INT32_MAX / 2 || d > 1 << 20)
     return pg_fail(ctx, PG_EINVAL, "oracle: a matrix of [%lld, %lld] is too small or too large",
                    (long long)rows, (long long)d);
+  const double gap = options ? options->gap : 0, seconds = options ? options->seconds : 0;
+  if (!(gap >= 0 && gap <= 1))
+    return pg_fail(ctx, PG_EINVAL, "oracle: gap must be from 0 (for 1e-6) to 1, got %g", gap);
+  if (!(seconds >= 0))
+    return pg_fail(ctx, PG_EINVAL, "oracle: seconds must be 0 (for 60) or more, got %g", seconds);
   PG_TRY(pg__check_finite(gradient, "oracle"));
   p.d = d;
-  p.gap = options && options->gap > 0 ? options->gap : 1e-6;
+  p.gap = gap > 0 ? gap : 1e-6;
   p.most_iterations = options && options->iterations > 0 ? options->iterations : INT64_MAX;
-  p.deadline = p.start + (options && options->seconds > 0 ? options->seconds : 60);
+  p.deadline = p.start + (seconds > 0 ? seconds : 60);
   PG__NEW(ctx, values, rows * d, "the gradient");
   PG__NEW(ctx, kept, rows, "row numbers");
   PG__NEW(ctx, p.norm, rows, "row norms");

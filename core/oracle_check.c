@@ -264,6 +264,9 @@ int pg_oracle_check(const pg_tensor *gradient, const pg_oracle *claimed, pg_orac
     return pg_fail(ctx, PG_EINVAL,
                    "check_oracle: the gradient must be F32 [%lld, %lld] like the potential",
                    (long long)claimed->rows, (long long)claimed->columns);
+  if (claimed->clusters < 0 || claimed->clusters > claimed->rows)
+    return pg_fail(ctx, PG_EINVAL, "check_oracle: %lld clusters of %lld rows",
+                   (long long)claimed->clusters, (long long)claimed->rows);
   c.rows = claimed->rows;
   c.columns = claimed->columns;
   PG_TRY(centre(gradient, &c));

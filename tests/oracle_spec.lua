@@ -54,16 +54,26 @@ describe("pg.geometry.oracle", function()
     local rough = assert(pg.geometry.oracle(g, { gap = 0.5, seconds = 5 }))
     assert(rough.gap <= 0.5 and rough.iterations == 1)
     assert.has_error(function() pg.geometry.oracle(g, { gaps = 1 }) end)
-    assert.has_error(function() pg.geometry.oracle(g, { gap = 0 }) end)
-    assert.has_error(function() pg.geometry.oracle(g, { seconds = "1" }) end)
+    for key, values in pairs { gap = { 0, -1, 2, 0 / 0, 1 / 0, "1" },
+      seconds = { 0, -1, 0 / 0, "1" } } do
+      for _, value in ipairs(values) do
+        local ok, e = pcall(pg.geometry.oracle, g, { [key] = value })
+        assert(not ok and tostring(e):find("oracle." .. key, 1, true), tostring(e))
+      end
+    end
     assert.has_error(function() pg.geometry.oracle {} end)
+    local pair = assert(pg.geometry.oracle(core.tensor(ctx, { { 1, 2 }, { 3, 1 } })))
     local other = core.zeros(ctx, 3, 2)
     assert.has_error(function() pg.geometry.check_oracle(other, rough) end)
     assert.has_error(function() pg.geometry.check_oracle(g, { lower = 0 }) end)
-    local bad = core.tensor(ctx, { { 1, 2 }, { 0 / 0, 1 } })
-    local ok, text, name = pg.geometry.oracle(bad)
-    assert.same({ nil, "ENONFINITE" }, { ok, name })
-    assert.matches("row 1, column 0", text)
+    for _, value in ipairs { 0 / 0, 1 / 0, -1 / 0 } do
+      local bad = core.tensor(ctx, { { 1, 2 }, { value, 1 } })
+      for _, f in ipairs { pg.geometry.oracle, pg.geometry.check_oracle } do
+        local ok, text, name = f(bad, f == pg.geometry.check_oracle and pair or nil)
+        assert.same({ nil, "ENONFINITE" }, { ok, name })
+        assert.matches("row 1, column 0", text)
+      end
+    end
   end)
 end)
 

@@ -30,8 +30,9 @@ static int oracle(lua_State *L) {
   lua_settop(L, 2);
   if (!lua_isnil(L, 2)) {
     pgl_table(L, 2, "oracle", keys);
-    if (pgl_get_number(L, 2, "oracle", "gap", &options.gap) && !(options.gap > 0))
-      return luaL_error(L, "oracle.gap: a number above 0 expected, got %f", options.gap);
+    if (pgl_get_number(L, 2, "oracle", "gap", &options.gap) &&
+        !(options.gap > 0 && options.gap <= 1))
+      return luaL_error(L, "oracle.gap: a number above 0, up to 1, expected, got %f", options.gap);
     if (pgl_get_number(L, 2, "oracle", "seconds", &options.seconds) && !(options.seconds > 0))
       return luaL_error(L, "oracle.seconds: a number above 0 expected, got %f", options.seconds);
   }
