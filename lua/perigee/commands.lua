@@ -5,6 +5,7 @@ return {
   { "resume", "continue a run directory" },
   { "fork", "start a new run from a checkpoint" },
   { "sweep", "train a recipe at every point of a grid" },
+  { "watch", "live curves of runs in the terminal" },
   { "report", "tables and figures of finished runs" },
   { "eval", "validation loss and Hilbert RMS of checkpoints" },
   { "generate", "write text with a trained model" },

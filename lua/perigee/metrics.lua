@@ -23,4 +23,34 @@ function metrics.read(path)
   return lines
 end
 
+-- Reading on while it is written.
+local Follower = {}
+Follower.__index = Follower
+
+function metrics.follow(path)
+  return setmetatable({ path = path, offset = 0, rest = "" }, Follower)
+end
+
+-- The lines that are new since the last call, as tables; true when the file has been cut since, and
+-- the lines are those from its beginning. A line counts when its end has been written.
+function Follower:read()
+  local lines, restarted = {}, false
+  local file = io.open(self.path, "rb")
+  if not file then return lines, restarted end
+  if file:seek "end" < self.offset then self.offset, self.rest, restarted = 0, "", true end
+  file:seek("set", self.offset)
+  local text = file:read "a"
+  file:close()
+  self.offset = self.offset + #text
+  text = self.rest .. text
+  local from = 1
+  for line, after in text:gmatch "([^\n]*)\n()" do
+    from = after
+    local value = core.json.decode(line)
+    if type(value) == "table" then lines[#lines + 1] = value end
+  end
+  self.rest = text:sub(from)
+  return lines, restarted
+end
+
 return metrics

@@ -73,14 +73,15 @@ end
 
 local function is_run(dir) return core.fs.kind(dir .. "/state.json") == "file" end
 
--- All runs of these folders.
-function collect.runs(paths)
-  local runs, seen = {}, {}
+-- { dir, name, listed } of every run that is in these folders or that a sweep of them lists; listed
+-- is what the sweep says of it.
+function collect.find(paths)
+  local found, seen = {}, {}
   local function add(dir, name, listed)
     local real = core.fs.real(dir) or dir
     if seen[real] then return end
     seen[real] = true
-    runs[#runs + 1] = read_run(dir, name, listed)
+    found[#found + 1] = { dir = dir, name = name, listed = listed }
   end
   for _, path in ipairs(paths) do
     path = #path > 1 and path:gsub("/+$", "") or path
@@ -103,6 +104,15 @@ function collect.runs(paths)
         if is_run(path .. "/" .. name) then add(path .. "/" .. name, name) end
       end
     end
+  end
+  return found
+end
+
+-- All runs of these folders.
+function collect.runs(paths)
+  local runs = {}
+  for i, found in ipairs(collect.find(paths)) do
+    runs[i] = read_run(found.dir, found.name, found.listed)
   end
   if #runs == 0 then
     errors.world(("ENOENT: there is no run in %s"):format(table.concat(paths, ", ")), "ENOENT")

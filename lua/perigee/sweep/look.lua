@@ -3,6 +3,7 @@
 local core = require "perigee.core"
 local data = require "perigee.data"
 local errors = require "perigee.errors"
+local metrics = require "perigee.metrics"
 
 local look = {}
 
@@ -65,34 +66,20 @@ local Tail = {}
 Tail.__index = Tail
 
 function look.tail(dir)
-  return setmetatable({ path = dir .. "/metrics.jsonl", offset = 0, rest = "", values = {} }, Tail)
+  return setmetatable({ metrics = metrics.follow(dir .. "/metrics.jsonl"), values = {} }, Tail)
 end
 
 -- Read what is new; returns the values so far.
 function Tail:read()
-  local file = io.open(self.path, "rb")
-  if not file then return self.values end
-  if file:seek "end" < self.offset then self.offset, self.rest = 0, "" end -- it started over
-  file:seek("set", self.offset)
-  local text = file:read "a"
-  file:close()
-  self.offset = self.offset + #text
-  text = self.rest .. text
-  local from = 1
-  for line, after in text:gmatch "([^\n]*)\n()" do
-    from = after
-    local value = core.json.decode(line)
-    if type(value) == "table" then
-      for _, name in ipairs { "progress/update", "train/loss", "validation/loss" } do
-        if type(value[name]) == "number" then self.values[name] = value[name] end
-      end
-      local update, hash = value["progress/update"], value["data/batch_hash"]
-      if hash and not self.values.first_batch then
-        self.values.first_batch = ("%s:%s"):format(tostring(update), tostring(hash))
-      end
+  for _, line in ipairs((self.metrics:read())) do
+    for _, name in ipairs { "progress/update", "train/loss", "validation/loss" } do
+      if type(line[name]) == "number" then self.values[name] = line[name] end
+    end
+    local update, hash = line["progress/update"], line["data/batch_hash"]
+    if hash and not self.values.first_batch then
+      self.values.first_batch = ("%s:%s"):format(tostring(update), tostring(hash))
     end
   end
-  self.rest = text:sub(from)
   return self.values
 end
 
