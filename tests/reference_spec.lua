@@ -83,6 +83,37 @@ describe("the reference documents", function()
   setup(function() data = support.data() end)
   teardown(support.clean)
 
+  it("formula, unit and source of every name of the geometry laboratory", function()
+    local help = require "perigee.repl.help"
+    local function explained(name)
+      local shown = help.text(name) or ""
+      for _, label in ipairs { "formula", "unit", "source" } do
+        assert(shown:find("\n  " .. label .. ": %S"),
+          ("help '%s' has no %s: %s"):format(name, label, shown))
+      end
+    end
+    for module, list in pairs { geometry = require("perigee.geometry").raw,
+      diagnostics = require("perigee.diagnostics").public } do
+      for name in pairs(list) do
+        explained(("pg.%s.%s"):format(module, name))
+        explained(name)
+      end
+    end
+    -- Tables of names are those of results; the others are of options.
+    local header, names
+    for line in (support.read("lua/doc/geometry.md") .. "\n"):gmatch("([^\n]*)\n") do
+      if not line:find("^|") then
+        header = nil
+      elseif not header then
+        header = line
+        names = line:find("^| name ") or line:find("^| field ")
+        assert(not names or line:find("| formula | unit | source |", 1, true), line)
+      elseif names and not line:find("^|%-") then
+        for name in line:match("^| (.-) | "):gmatch("`([%w_%.]+)`") do explained(name) end
+      end
+    end
+  end)
+
   it("every key of a recipe", function()
     documented("A recipe", recipe_keys())
     for _, key in ipairs { "model", "batch", "log", "seed" } do
