@@ -12,11 +12,14 @@ PERIGEE_MPI_PACKAGES="openmpi-bin libopenmpi-dev"
 PERIGEE_TEXT_PACKAGES="bible-kjv bible-kjv-text"
 # Tests, lint, sanitizers, fuzzers.
 PERIGEE_CHECK_PACKAGES="lua-busted lua-check clang clang-format clang-tidy cppcheck g++
-  libclang-rt-14-dev libomp-14-dev git locales-all python3-venv lua-ldoc lua-discount man-db zsh"
+  libclang-rt-14-dev libomp-14-dev git locales-all python3-venv lua-ldoc lua-discount man-db zsh
+  shellcheck"
 # The test that looks at a report in a browser; without it that test is pending.
 PERIGEE_BROWSER_PACKAGES="chromium"
 # Building a rock, and the Debian package in a fresh root.
 PERIGEE_PACKAGING_PACKAGES="luarocks debootstrap"
+# The test of sweeps on a cluster of its own.
+PERIGEE_SLURM_PACKAGES="slurm-wlm munge openmpi-bin"
 # Packing them for a machine without network.
 PERIGEE_BUNDLE_PACKAGES="binutils git lua-busted patchelf zstd"
 

@@ -126,7 +126,8 @@ end
 recipe.recompute = { "none", "block" }
 
 -- What `perigee sweep` does without a grid on its command line.
-recipe.sweep_keys = { "grid", "runs", "filter", "samples", "sample_seed", "tuning", "halving" }
+recipe.sweep_keys = { "grid", "runs", "filter", "samples", "sample_seed", "tuning", "halving",
+  "slurm" }
 
 local slot_policies = { "keep", "reset" }
 

@@ -2,7 +2,7 @@
 -- of its own, restartable. What is finished stays; the same command goes on with the rest.
 local core = require "perigee.core"
 local check = require "perigee.check"
-local difference = require "perigee.sweep.difference"
+local cluster = require "perigee.sweep.cluster"
 local errors = require "perigee.errors"
 local grid = require "perigee.sweep.grid"
 local keys = require "perigee.keys"
@@ -15,7 +15,9 @@ local plan = require "perigee.sweep.plan"
 local progress = require "perigee.sweep.progress"
 local recipe = require "perigee.recipe"
 local record = require "perigee.sweep.record"
+local request = require "perigee.slurm.request"
 local stages = require "perigee.sweep.stages"
+local stock = require "perigee.sweep.stock"
 
 local sweep = {}
 
@@ -44,72 +46,33 @@ local function specify(options)
     check.fail(nil, "sweep.filter", spec.filter, "a function of a point")
   end
   local first = open.read(spec.recipe, spec.set):spec()
+  local own = first.sweep or {}
+  if spec.slurm then
+    spec.request = request.resolve(spec.slurm, own.slurm)
+    if spec.gpus_per_run then
+      errors.usage("--gpus-per-run is of this machine: with --slurm expected --slurm-gpus")
+    end
+  end
   if not spec.grid and not spec.runs then
     for _, key in ipairs(recipe.sweep_keys) do
-      if spec[key] == nil then spec[key] = (first.sweep or {})[key] end
+      if spec[key] == nil and key ~= "slurm" then spec[key] = own[key] end
     end
+    if spec.slurm and not spec.grid and not spec.runs then spec.runs = { {} } end -- one run
     if not spec.grid and not spec.runs then
       errors.usage("sweep: expected --grid name=value,value,… (or a recipe with its own sweep = "
         .. "{ grid = … })")
     end
   end
   spec.axes, spec.list = spec.grid, spec.runs -- as they were given
+  if spec.slurm and (spec.tuning or spec.halving) then
+    errors.usage("sweep.%s: its runs depend on each other: expected without --slurm",
+      spec.tuning and "tuning" or "halving")
+  end
   stages.check(spec)
   spec.name = first.name
   spec.out = spec.out or ("runs/%s-sweep"):format(first.name)
   spec.out = #spec.out > 1 and spec.out:gsub("/+$", "") or spec.out
   return spec
-end
-
--- ---- what is there already ----------------------------------------------------------------------
--- A run that was begun with another recipe or other parameters.
-local function refuse_changed(dir, state, reading, params)
-  local what = difference.recipe_of(state.identity) ~= difference.recipe_of(
-    reading.identity) and "another recipe" or "other parameters"
-  errors.world(("ESTATE: %s was begun with %s: finish it with that one, or give the sweep another "
-    .. "--out\n%s"):format(dir, what, difference.text(dir, state, reading, params)), "ESTATE")
-end
-
--- A stage of a sweep ended this run before its own end: it can go on.
-local function note_pause(state, run)
-  if state.status == "finished" and state.reason == "max_updates"
-    and (state.update or 0) < run.plan.last then
-    state.status = "paused"
-  end
-end
-
--- Set run.state from its directory; refuse what is not the run of this sweep.
-local function take_stock(run)
-  local state = look.at(run.dir)
-  if state.status == "damaged" then
-    errors.world(("EFORMAT: %s: expected a run directory of this sweep; move it away and the run "
-      .. "starts over"):format(state.reason), "EFORMAT")
-  end
-  if state.identity and state.identity ~= run.plan.identity then
-    refuse_changed(run.dir, state, run.plan.reading, run.plan.params)
-  end
-  note_pause(state, run)
-  -- Became non-finite: it would again. Other failures are the machine's, or repaired by now.
-  run.tried = state.status == "failed" and tostring(state.reason):find "finite" ~= nil
-  if state.status == "waiting" and (state.empty or state.begun) then core.fs.remove(run.dir) end
-  run.state = state
-end
-
--- Runs of earlier grids in the folder are of the same recipe too: they are reported together.
-local function check_others(self)
-  local reading, mine = self.runs[1].plan.reading, {}
-  for _, run in ipairs(self.runs) do mine[run.name] = true end
-  for _, old in ipairs(self.before.runs) do
-    local name = type(old.dir) == "string" and not old.dir:find "/" and old.dir
-    if name and not mine[name] then
-      local dir = ("%s/%s"):format(self.out, name)
-      local state = look.at(dir)
-      if state.identity and difference.recipe_of(state.identity)
-        ~= difference.recipe_of(reading.identity) then
-        refuse_changed(dir, state, reading)
-      end
-    end
-  end
 end
 
 -- ---- the loop -----------------------------------------------------------------------------------
@@ -148,13 +111,6 @@ local function slots_of(spec)
   return slots
 end
 
--- The last line of what a run printed, for a failure that it left no summary of.
-local function last_words(log)
-  local text = core.fs.read(log) or ""
-  local line = text:match "([^\n]+)\n*$"
-  return line and line:gsub("^perigee: ", "") or "it printed nothing"
-end
-
 local function conclude(self, job, code, signal)
   local run = job.run
   local state = look.at(run.dir)
@@ -166,9 +122,9 @@ local function conclude(self, job, code, signal)
   elseif code == 75 then
     state.status = "stopped"
   elseif code ~= 0 then
-    state.status, state.reason = "failed", last_words(self.place:log(run.name))
+    state.status, state.reason = "failed", stock.last_words(self.place:log(run.name))
   else
-    note_pause(state, run)
+    stock.note_pause(state, run)
   end
   run.state, run.job, run.tail = state, nil, nil
   run.tried = true
@@ -289,16 +245,17 @@ end
 local function signalled(self) return self.signals and core.signals.pending() ~= nil end
 
 local function work_through(self)
+  cluster.check_idle(self.out)
   self.before = record.read(self.out)
   self.slots = slots_of(self)
-  for _, run in ipairs(self.runs) do take_stock(run) end
-  check_others(self)
+  for _, run in ipairs(self.runs) do stock.take(run) end
+  stock.check_others(self)
   record.write_recipe(self)
   record.write(self)
   local through = stages.run(self, function(runs) return work(self, runs) end,
     function(set) -- more runs, of a later stage
       local added = plan.runs(self, set)
-      for _, run in ipairs(added) do take_stock(run) end
+      for _, run in ipairs(added) do stock.take(run) end
       table.move(added, 1, #added, #self.runs + 1, self.runs)
       return added
     end)
@@ -309,6 +266,7 @@ end
 
 -- Run it. Returns self: runs (with state), complete, interrupted, failed (a list).
 function sweep.run(self)
+  if self.slurm then return cluster.run(self) end
   if self.signals then core.signals.install() end
   self.progress = progress.new(self)
   self.place = place.take(self.out, function() self.progress:waits() end,

@@ -1,18 +1,21 @@
 -- perigee sweep RECIPE --grid name=a,b
 local cli = require "perigee.cli"
+local cluster = require "perigee.sweep.cluster"
 local errors = require "perigee.errors"
 local grid = require "perigee.sweep.grid"
 local plan = require "perigee.sweep.plan"
 local rate = require "perigee.rate"
+local request = require "perigee.slurm.request"
 local sweep = require "perigee.sweep"
 
 local command = {
   name = "sweep",
-  usage = "sweep RECIPE [--grid NAME=A,B]… [--set NAME=VALUE]… [--jobs N] [--out DIR]",
+  usage = "sweep RECIPE [--grid NAME=A,B]… [--set NAME=VALUE]… [--jobs N | --slurm] [--out DIR]",
   description = "Train a recipe at every point of a grid, each run in its own process and folder. "
     .. "The same command again goes on with what is missing. Without --grid the recipe's own sweep "
     .. "is taken. Exit codes: 0 all finished, 1 some failed, 2 usage, 75 stopped by a signal with "
-    .. "checkpoints.",
+    .. "checkpoints. With --slurm: 0 submitted or with Slurm already, 1 refused or some failed; "
+    .. "with --status: 0 all finished, 1 some failed, 75 some not finished yet.",
   positional = { 1, 1 },
   options = {
     { name = "grid", value = "NAME=A,B", many = true, help = "an axis: the values of a parameter, "
@@ -33,6 +36,7 @@ local command = {
     { name = "quiet", help = "print nothing but errors" },
   },
 }
+table.move(request.options, 1, #request.options, #command.options + 1, command.options)
 
 function command.run(options, positional)
   local axes, order
@@ -42,11 +46,22 @@ function command.run(options, positional)
     if axes[name] then errors.usage("--grid %s is given twice", name) end
     axes[name], order[#order + 1] = axis, name
   end
+  local slurm = request.from_options(options)
+  if slurm and options.rate then errors.usage("--rate: expected without --slurm") end
   local self = sweep.plan { recipe = positional[1], grid = axes, order = order,
     set = cli.settings(options.set), samples = options.samples,
     sample_seed = options.sample_seed, out = options.out, jobs = options.jobs,
     gpus_per_run = options.gpus_per_run, device = options.device, compute = options.compute,
-    threads = options.threads, quiet = options.quiet, signals = true }
+    threads = options.threads, quiet = options.quiet, slurm = slurm, signals = true }
+  if slurm then
+    if options.dry_run then
+      io.stdout:write(cluster.dry_run(self))
+      return 0
+    end
+    self.only_look = options.status
+    sweep.run(self)
+    return #self.failed > 0 and 1 or options.status and not self.complete and 75 or 0
+  end
   if options.dry_run then
     local speed = rate.from(options.rate, options.device or self.runs[1].plan.device,
       options.threads, options.gpus_per_run or 1)

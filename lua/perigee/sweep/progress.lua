@@ -107,6 +107,18 @@ function Progress:show(runs)
   self.drawn = #lines
 end
 
+-- How far the runs of a cluster are.
+function Progress:cluster(sweep)
+  local rows = { { "run", "state", "update", "loss", "job" } }
+  for _, run in ipairs(sweep.runs) do
+    local task = run.task
+    rows[#rows + 1] = { run.name, run.state.status, of(run), number(run.state.loss, "%.5f"),
+      task and task.id .. (task.reason and (" (%s)"):format(task.reason) or "") or "" }
+  end
+  for _, line in ipairs(console.columns(rows)) do self:line(line) end
+  self:finish(sweep)
+end
+
 -- The end: what did not finish, and whether runs can be compared.
 function Progress:finish(sweep)
   if self.tty then
@@ -122,7 +134,7 @@ function Progress:finish(sweep)
   for _, run in ipairs(sweep.failed) do
     self:line(("failed: %s: %s"):format(run.name, run.state.reason or "no reason was left"))
   end
-  if sweep.interrupted then return end
+  if sweep.interrupted or not sweep.pairing then return end
   for _, line in ipairs(pairing.lines(sweep.pairing)) do self:line(line) end
   if sweep.tuned then
     for _, entry in ipairs(sweep.tuned) do
