@@ -52,20 +52,30 @@ static int check_depth(pg_context *ctx, const char *text, size_t size, const cha
   return 0;
 }
 
-int pg__json_parse(pg_context *ctx, const char *text, size_t size, const char *what, json_t **out) {
+static int parse(pg_context *ctx, const char *text, size_t size, const char *what, size_t flags,
+                 json_t **out) {
   json_error_t error;
   locale_t made;
   *out = NULL;
   const int status = check_depth(ctx, text, size, what);
   if (status < 0) return status;
   const locale_t saved = c_locale_begin(&made);
-  *out = json_loadb(text, size, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
+  *out = json_loadb(text, size, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | flags, &error);
   c_locale_end(made, saved);
   if (*out) return 0;
   if (json_error_code(&error) == json_error_out_of_memory)
     return pg_fail(ctx, PG_ENOMEM, "%s does not fit in memory", what);
   return pg_fail(ctx, PG_EFORMAT, "%s, line %d, column %d: %s", what, error.line, error.column,
                  error.text);
+}
+
+int pg__json_parse(pg_context *ctx, const char *text, size_t size, const char *what, json_t **out) {
+  return parse(ctx, text, size, what, 0, out);
+}
+
+int pg__json_parse_text(pg_context *ctx, const char *text, size_t size, const char *what,
+                        json_t **out) {
+  return parse(ctx, text, size, what, JSON_ALLOW_NUL, out);
 }
 
 int pg__json_load(pg_context *ctx, const char *path, int64_t limit, json_t **out) {

@@ -8,7 +8,11 @@
 
 #define PG_JSON_DEPTH 64
 
-/* PG_EFORMAT with `what`, line and column. *out is a new reference. */
+/* PG_EFORMAT with `what`, line and column. *out is a new reference. pg__json_parse and
+ * pg__json_load refuse \u0000, so that a string is all of what json_string_value says;
+ * pg__json_parse_text takes it where texts are data (their length is json_string_length). */
+int pg__json_parse_text(pg_context *ctx, const char *text, size_t size, const char *what,
+                        json_t **out);
 int pg__json_parse(pg_context *ctx, const char *text, size_t size, const char *what, json_t **out);
 int pg__json_load(pg_context *ctx, const char *path, int64_t limit, json_t **out);
 /* The whole number from 0 to 2^53 (what any writer of JSON keeps) under `key`; PG_EFORMAT with

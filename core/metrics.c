@@ -114,15 +114,15 @@ int pg_metrics_real(pg_metrics *m, const char *name, double value) {
   return set(m, name, finite ? json_real(value) : json_null(), finite);
 }
 
-int pg_metrics_string(pg_metrics *m, const char *name, const char *value) {
-  return set(m, name, json_string(value), true);
+int pg_metrics_string(pg_metrics *m, const char *name, const char *value, size_t size) {
+  return set(m, name, json_stringn(value, size), true);
 }
 
 int pg_metrics_json(pg_metrics *m, const char *name, const char *json) {
   char what[256];
   json_t *value;
   snprintf(what, sizeof what, "metric \"%.200s\"", name);
-  const int status = pg__json_parse(m->context, json, strlen(json), what, &value);
+  const int status = pg__json_parse_text(m->context, json, strlen(json), what, &value);
   return status < 0 ? status : set(m, name, value, true);
 }
 

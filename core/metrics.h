@@ -17,7 +17,8 @@ void pg_metrics_close(pg_metrics *m);
  * A non-finite value is written as null and its name listed under "nonfinite". */
 int pg_metrics_integer(pg_metrics *m, const char *name, int64_t value);
 int pg_metrics_real(pg_metrics *m, const char *name, double value);
-int pg_metrics_string(pg_metrics *m, const char *name, const char *value);
+/* `size` bytes of UTF-8, zeros among them or not. */
+int pg_metrics_string(pg_metrics *m, const char *name, const char *value, size_t size);
 int pg_metrics_json(pg_metrics *m, const char *name, const char *json); /* arrays, objects */
 /* Write the line and flush it; on failure (disk full) the file is cut back to its last whole line
  * and PG_EIO/PG_ENOSPC returned; the line is dropped. An empty line is not written. */

@@ -159,7 +159,7 @@ static int lines_next(lines *l, const char **text, size_t *size) {
     json_decref(l->value);
     l->value = NULL;
     snprintf(what, sizeof what, "%.200s:%lld", l->path, (long long)l->number);
-    const int status = pg__json_parse(l->context, l->line, (size_t)n, what, &l->value);
+    const int status = pg__json_parse_text(l->context, l->line, (size_t)n, what, &l->value);
     if (status < 0) {
       l->value = NULL;
       return status;

@@ -21,7 +21,7 @@ describe("json", function()
 
   it("reads back what it wrote", function()
     local value = { a = { 1, 2.5, "x", { b = false } }, n = 1e-310, i = -7, empty = json.array {},
-      text = "\u{1F600} \t" }
+      text = "\u{1F600} \t", zero = "\0a\0" }
     assert.are.same(value, json.decode(json.encode(value)))
     assert.are.equal("[]", json.encode(json.decode "[]"))
     assert.are.equal("{}", json.encode(json.decode "{}"))
@@ -120,12 +120,13 @@ describe("metrics", function()
     local path = support.folder() .. "/metrics.jsonl"
     local m = assert(core.metrics(ctx, path))
     assert.is_true(m:write { { "train/loss", 0.5 }, { "progress/update", 3 }, { "text", "a\nb" },
-      { "on", true }, { "pair", { 1, 2 } }, { "none", json.null } })
+      { "on", true }, { "pair", { 1, 2 } }, { "none", json.null }, { "zero", "a\0b" },
+      { "zeros", { "\0", "c" } } })
     assert.is_true(m:write { { "bad", 0 / 0 }, { "worse", -math.huge }, { "good", 1.0 } })
     local lines = {}
     for line in io.lines(path) do lines[#lines + 1] = assert(json.decode(line)) end
     assert.are.same({ ["train/loss"] = 0.5, ["progress/update"] = 3, text = "a\nb", on = true,
-      pair = { 1, 2 }, none = json.null }, lines[1])
+      pair = { 1, 2 }, none = json.null, zero = "a\0b", zeros = { "\0", "c" } }, lines[1])
     assert.are.same({ bad = json.null, worse = json.null, good = 1.0, nonfinite = { "bad", "worse" } },
       lines[2])
     assert.are.equal(2, #lines)

@@ -221,7 +221,7 @@ static int json_decode(lua_State *L) {
   const char *text = pgl_bytes(L, 1, "text", &size);
   void **box = pgl_own(L, pgl_json_release);
   pgl_scratch(&scratch);
-  int status = pg__json_parse(&scratch, text, size, "JSON text", &value);
+  int status = pg__json_parse_text(&scratch, text, size, "JSON text", &value);
   if (status < 0) return pgl_fail(L, &scratch, status);
   *box = value;
   pgl_json_push(L, value);

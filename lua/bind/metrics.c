@@ -54,12 +54,16 @@ static void check_fields(lua_State *L, int list, int texts) {
 /* Add field i of the list; its name and value are at the top. */
 static int add_field(lua_State *L, pg_metrics *m, int texts, int64_t i) {
   const char *name = lua_tostring(L, -2);
+  size_t size;
   int status;
   switch (lua_type(L, -1)) {
   case LUA_TNUMBER:
     if (lua_isinteger(L, -1)) return pg_metrics_integer(m, name, lua_tointeger(L, -1));
     return pg_metrics_real(m, name, lua_tonumber(L, -1));
-  case LUA_TSTRING: return pg_metrics_string(m, name, lua_tostring(L, -1));
+  case LUA_TSTRING: {
+    const char *text = lua_tolstring(L, -1, &size);
+    return pg_metrics_string(m, name, text, size);
+  }
   case LUA_TBOOLEAN: return pg_metrics_json(m, name, lua_toboolean(L, -1) ? "true" : "false");
   default:
     lua_rawgeti(L, texts, i);

@@ -33,7 +33,7 @@ TEST(lines) {
   CHECK(pg_metrics_integer(m, "progress/update", 10) == 0);
   CHECK(pg_metrics_real(m, "train/loss", 0.1) == 0);
   CHECK(pg_metrics_real(m, "train/grad_norm", 2) == 0);
-  CHECK(pg_metrics_string(m, "note", "a \"quoted\" line\n") == 0);
+  CHECK(pg_metrics_string(m, "note", "a \"quoted\" line\n", 16) == 0);
   CHECK(pg_metrics_json(m, "pair", " [3,\n 5] ") == 0);
   CHECK(pg_metrics_real(m, "train/loss", 1e-10) == 0, "a repeated name keeps its place");
   CHECK(pg_metrics_flush(m) == 0);
@@ -77,7 +77,7 @@ TEST(refused_values) {
   CHECK(strstr(pg_context_message(ctx), "metric \"x\", line 1"), "%s", pg_context_message(ctx));
   CHECK(pg_metrics_json(m, "x", "1} {") == PG_EFORMAT);
   CHECK(pg_metrics_json(m, "x", "{\"a\":1,\"a\":2}") == PG_EFORMAT);
-  CHECK(pg_metrics_string(m, "x", "\xff") == PG_EINVAL);
+  CHECK(pg_metrics_string(m, "x", "\xff", 1) == PG_EINVAL);
   CHECK(pg_metrics_real(m, "\xff", 1) == PG_EINVAL);
   CHECK(pg_metrics_flush(m) == 0);
   check_file(path, "");
@@ -173,7 +173,7 @@ TEST(a_kill_while_writing_loses_at_most_a_line) {
     waitpid(child, &status, 0);
     CHECK(WIFSIGNALED(status), "the writer failed by itself");
     pg_metrics *m = open_metrics(path);
-    CHECK(pg_metrics_string(m, "session", "resumed") == 0 && pg_metrics_flush(m) == 0);
+    CHECK(pg_metrics_string(m, "session", "resumed", 7) == 0 && pg_metrics_flush(m) == 0);
     pg_metrics_close(m);
   }
   FILE *f = fopen(path, "r");

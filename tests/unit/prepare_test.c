@@ -367,8 +367,8 @@ TEST(cancelled_at_any_stage_nothing_is_left) {
 
 TEST(json_lines_are_documents) {
   static const char lines[] = "{\"text\": \"In the beginning\", \"id\": 7}\n\n"
-                              "{\"text\": \"\"}\n{\"text\": \"caf\\u00e9\\nand more\"}";
-  static const char first[] = "In the beginning", second[] = "caf\xc3\xa9\nand more";
+                              "{\"text\": \"\"}\n{\"text\": \"caf\\u00e9\\u0000\\nand more\"}";
+  static const char first[] = "In the beginning", second[] = "caf\xc3\xa9\0\nand more";
   int64_t n = 0, shards, longest, m = 0;
   int32_t *expected = NULL;
   pg_prepare_report r = {0}, same = {0};
