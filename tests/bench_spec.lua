@@ -76,16 +76,30 @@ describe("perigee bench", function()
       assert(case.data_wait_seconds >= 0)
       -- 1 block: 4 16 16 + 3 16 64; head 97 16. Attention 12 x 16 x 8 / 2.
       assert.equal(6 * (1024 + 3072 + 1552) + 768, case.flops_per_token)
-      local sum = case.parts.between
+      local sum, flops, bytes = case.parts.between.share, 0, 0
       assert(sum >= 0)
       for _, part in ipairs(PARTS) do
-        assert(case.parts[part] >= 0 and case.parts[part] < 1, part)
-        sum = sum + case.parts[part]
+        local one = case.parts[part]
+        assert(one.share >= 0 and one.share < 1, part)
+        assert(math.abs(one.seconds / case.profile_seconds - one.share) < 1e-9, part)
+        sum, flops, bytes = sum + one.share, flops + one.flops, bytes + one.bytes
+        -- No operation's floor is below that of the sums, nor above that of both together.
+        local moving = one.bytes / result.peak.bytes_per_second
+        local computing = one.flops / result.peak.fp32_flops_per_second
+        assert(one.floor_seconds >= math.max(moving, computing) * (1 - 1e-9), part)
+        assert(one.floor_seconds <= (moving + computing) * (1 + 1e-9), part)
       end
       assert(math.abs(sum - 1) < 1e-9, sum)
       for _, part in ipairs { "head", "attention", "gemm", "elementwise", "optimizer" } do
-        positive(case.parts[part], part)
+        for _, name in ipairs { "seconds", "bytes", "floor_seconds" } do
+          positive(case.parts[part][name], part)
+        end
+        if part ~= "elementwise" then positive(case.parts[part].flops, part) end
       end
+      for _, row in ipairs(case.operations) do
+        flops, bytes = flops - row.flops, bytes - row.bytes
+      end
+      assert.equal(0, math.floor(math.abs(flops)) + math.floor(math.abs(bytes)))
       assert(#case.operations > 10)
       for j, row in ipairs(case.operations) do
         positive(row.calls, "calls")

@@ -4,6 +4,7 @@ local data = require "perigee.bench.data"
 local directory = require "perigee.directory"
 local errors = require "perigee.errors"
 local optim = require "perigee.optim"
+local peaks = require "perigee.bench.peak"
 
 local updates = {}
 
@@ -59,20 +60,34 @@ local function seconds_of(f, ...)
   return core.clock() - start, result
 end
 
+-- What each part took, did, and could have taken: the sum over its operations of the larger of
+-- bytes at the rate of a copy and FLOP at the peak of `compute`; the optimizers compute in fp32.
+local function parts(profile, compute, peak)
+  local found, measured = {}, 0
+  for part, seconds in pairs(profile.parts) do
+    found[part] = directory.object { { "share", seconds / profile.seconds },
+      { "seconds", seconds }, { "flops", 0.0 }, { "bytes", 0.0 }, { "floor_seconds", 0.0 } }
+    measured = measured + seconds
+  end
+  for _, row in ipairs(profile.operations) do
+    local part = found[row.part]
+    part.flops, part.bytes = part.flops + row.flops, part.bytes + row.bytes
+    part.floor_seconds = part.floor_seconds + math.max(row.bytes / peak.bytes_per_second,
+      row.flops / peaks.flops(peak, row.part == "optimizer" and "fp32" or compute))
+  end
+  local rest = profile.seconds - measured
+  found.between = directory.object { { "share", rest / profile.seconds }, { "seconds", rest } }
+  return found
+end
+
 -- One more update, recorded; it is a little slower than the others.
-local function profiled(ctx, run)
+local function profiled(ctx, run, compute, peak)
   errors.try(ctx:profile_start())
   local ok, message, name = run:step()
   local profile, unread = ctx:profile_stop()
   errors.try(ok, message, name) -- what failed first is told first
   errors.try(profile, unread)
-  local share, sum = {}, 0
-  for part, seconds in pairs(profile.parts) do
-    share[part] = seconds / profile.seconds
-    sum = sum + share[part]
-  end
-  share.between = 1 - sum
-  profile.parts = share
+  profile.parts = parts(profile, compute, peak)
   profile.newton_schulz = 0.0
   for _, row in ipairs(profile.operations) do
     if row.caller == "muon" and row.operation == "gemm" then
@@ -104,9 +119,8 @@ local function all_pairs_work(whole, like)
 end
 
 -- case: { label, config, compute, recompute, head, sequences, micro, updates, warmup }. Returns
--- what --json prints for it. `peak` is the denominator of the utilisation, FLOP/s, and `fp32` that
--- of the diameter.
-function updates.measure(ctx, case, peak, fp32)
+-- what --json prints for it. `peak` is what bench.peak measured.
+function updates.measure(ctx, case, peak)
   core.signals.install()
   local folder = data.make(case.config, case.sequences, math.min(8, case.warmup + case.updates))
   local model, run
@@ -126,7 +140,7 @@ function updates.measure(ctx, case, peak, fp32)
     end
     check_signal()
     local memory = ctx:peak_bytes()
-    local profile = profiled(ctx, run)
+    local profile = profiled(ctx, run, case.compute, peak)
     local diameters = {}
     for i = 1, 3 do diameters[i] = seconds_of(core.diameter, head.increment) end
     local seconds, diameter = updates.median(times), updates.median(diameters)
@@ -143,7 +157,7 @@ function updates.measure(ctx, case, peak, fp32)
       { "tokens_per_second", tokens / seconds }, { "seconds_per_update", seconds },
       { "flops_per_token", flops },
       { "flops_per_second", flops * tokens / seconds },
-      { "utilisation", flops * tokens / seconds / peak },
+      { "utilisation", flops * tokens / seconds / peaks.flops(peak, case.compute) },
       { "peak_memory_bytes", memory },
       { "parts", profile.parts }, { "profile_seconds", profile.seconds },
       { "newton_schulz_seconds", profile.newton_schulz },
@@ -154,7 +168,8 @@ function updates.measure(ctx, case, peak, fp32)
       { "diameter_work", work / whole.multiply_adds },
       { "all_pairs_work", all_pairs_work(whole, head.increment) },
       { "all_pairs_seconds", whole.seconds },
-      { "all_pairs_utilisation", 2 * whole.multiply_adds / whole.seconds / fp32 },
+      { "all_pairs_utilisation", 2 * whole.multiply_adds / whole.seconds
+        / peaks.flops(peak, "fp32") },
     }
   end)
   if run then run:close() end

@@ -116,6 +116,28 @@ local function print_kernels(list)
   end
 end
 
+-- Where the time went, longest first; "floor" is the least it could take, "of it" how much of the
+-- time that is.
+local function print_parts(parts)
+  local names = {}
+  for part, one in pairs(parts) do
+    if one.seconds > 0 then names[#names + 1] = part end
+  end
+  table.sort(names, function(a, b) return parts[a].seconds > parts[b].seconds end)
+  print(("  %-14s %10s %7s %9s %9s %10s %7s"):format("part", "ms", "share", "GB/s", "GFLOP/s",
+    "floor ms", "of it"))
+  for _, part in ipairs(names) do
+    local one = parts[part]
+    local line = ("  %-14s %10.3f %5.1f %%"):format(part, 1e3 * one.seconds, 100 * one.share)
+    if one.floor_seconds and one.floor_seconds > 0 then
+      line = line .. (" %9.1f %9.1f %10.3f %5.1f %%"):format(1e-9 * one.bytes / one.seconds,
+        1e-9 * one.flops / one.seconds, 1e3 * one.floor_seconds,
+        100 * one.floor_seconds / one.seconds)
+    end
+    print(line)
+  end
+end
+
 local function print_case(case)
   print(case.name)
   print(("  %.0f tokens/s, %.4f s per update of %d tokens; %.1f %% of the peak; %.2f GiB"):format(
@@ -125,13 +147,7 @@ local function print_case(case)
     print(("  %.2f times the peer's %.0f tokens/s (%s, %s)"):format(case.ratio_to_peer,
       case.peer_tokens_per_second, case.peer.name, case.peer.compute))
   end
-  local names, words = {}, {}
-  for part in pairs(case.parts) do names[#names + 1] = part end
-  table.sort(names, function(a, b) return case.parts[a] > case.parts[b] end)
-  for _, part in ipairs(names) do
-    words[#words + 1] = ("%s %.1f %%"):format(part, 100 * case.parts[part])
-  end
-  print("  " .. table.concat(words, ", "))
+  print_parts(case.parts)
   print(("  exact head diameter %.4f s, every 10 updates %.2f %% of the time"):format(
     case.diameter_seconds, 100 * case.diameter_share))
   print(("    %.2f %% of the arithmetic of all pairs, which take %.4f s, %.1f times as long, at "
@@ -166,8 +182,7 @@ function command.run(options)
   end
   local function measure(case)
     local ctx <close> = context()
-    return updates.measure(ctx, case, peak.flops(result.peak, case.compute),
-      peak.flops(result.peak, "fp32"))
+    return updates.measure(ctx, case, result.peak)
   end
   for _, case in ipairs(options.updates ~= 0 and list or {}) do
     local measured = {}
