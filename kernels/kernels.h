@@ -332,12 +332,19 @@ typedef struct pg_kernels {
 } pg_kernels;
 
 /* The CPU backend is compiled for several CPU levels. The best that this CPU runs, or the one named
- * by `level` ("base", "avx2", "avx512"); NULL when that one is unknown or cannot run here. */
+ * by `level`; NULL when that one is unknown or cannot run here. */
 const pg_kernels *pg_cpu_kernels(const char *level);
+/* The levels' names, the plainest first: "base", "avx2", "avx512" and "amx", which is AVX-512 with
+ * products of bf16 on tiles. */
+#define PG_CPU_LEVELS 4
+extern const char *const pg_cpu_levels[PG_CPU_LEVELS];
+/* The name of this table of the CPU backend; "unknown" of others. */
+const char *pg_cpu_level(const pg_kernels *kernels);
 /* The CUDA backend is a plugin (perigee_cuda.so, in the folder of the program or module, or in
  * LIBDIR/perigee) that exports this one function; core/context.c loads it when first needed. */
 const pg_kernels *pg_cuda_kernels(void);
 #define PG_CUDA_PLUGIN "perigee_cuda.so"
-extern const pg_kernels pg_cpu_base_kernels, pg_cpu_avx2_kernels, pg_cpu_avx512_kernels;
+extern const pg_kernels pg_cpu_base_kernels, pg_cpu_avx2_kernels, pg_cpu_avx512_kernels,
+    pg_cpu_amx_kernels;
 
 #endif

@@ -1,4 +1,4 @@
-/* bf16 products on dot-product instructions, where the CPU has them. */
+/* bf16 products on instructions for them, where the CPU has these: gemm_amx.c, or gemm_dot.c. */
 #ifndef PG_CPU_GEMM_DOT_H
 #define PG_CPU_GEMM_DOT_H
 
@@ -12,9 +12,13 @@ int64_t PG_CPU(gemm_dot_scratch)(void);
 void PG_CPU(gemm_dot)(const pg_gemm *g, int64_t entry, int64_t i0, int64_t i1, int64_t j0,
                       int64_t j1, float *work);
 
-/* PG_DOT_FLOPS operations of that kind in registers, which the result depends on. */
-#define PG_DOT_ROUNDS 4096
-#define PG_DOT_FLOPS (PG_DOT_ROUNDS * 16.0 * 64)
+/* Operations of that kind in registers, PG_DOT_FLOPS a call, which the result depends on. */
 float PG_CPU(dot_rounds)(float start);
+#define PG_DOT_ROUNDS 4096
+#ifdef __AMX_BF16__
+#define PG_DOT_FLOPS (PG_DOT_ROUNDS * 4.0 * 16 * 16 * 64)
+#else
+#define PG_DOT_FLOPS (PG_DOT_ROUNDS * 16.0 * 64)
+#endif
 
 #endif

@@ -118,12 +118,8 @@ static int context_live_tensors(lua_State *L) {
 }
 
 const char *pgl_cpu_level(const pg_context *ctx) {
-  static const char *const levels[] = {"avx512", "avx2", "base"};
   const bool cpu = strcmp(ctx->kernels->name, "cpu") == 0;
-  const pg_kernels *kernels = cpu ? ctx->kernels : pg_cpu_kernels(NULL);
-  for (size_t i = 0; i < PG_COUNT(levels); i++)
-    if (pg_cpu_kernels(levels[i]) == kernels) return levels[i];
-  return "unknown";
+  return pg_cpu_level(cpu ? ctx->kernels : pg_cpu_kernels(NULL));
 }
 
 static int context_cpu_level(lua_State *L) {

@@ -87,14 +87,6 @@ static int allowed_cpus(void) {
   return (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-static const char *best_level(void) {
-  static const char *const levels[] = {"avx512", "avx2", "base"};
-  const pg_kernels *best = pg_cpu_kernels(NULL);
-  for (size_t i = 0; i < PG_COUNT(levels); i++)
-    if (pg_cpu_kernels(levels[i]) == best) return levels[i];
-  return "unknown";
-}
-
 /* core.host() */
 static int system_host(lua_State *L) {
   static const char *const parallel[] = {"none", "pthreads", "openmp"};
@@ -103,7 +95,7 @@ static int system_host(lua_State *L) {
   lua_createtable(L, 0, 12);
   set_proc_value(L, "cpu", "/proc/cpuinfo", "model name");
   pgl_set_integer(L, "cores", allowed_cpus());
-  pgl_set_string(L, "cpu_level", best_level());
+  pgl_set_string(L, "cpu_level", pg_cpu_level(pg_cpu_kernels(NULL)));
   pgl_set_string(L, "openblas", openblas_get_config());
   pgl_set_string(L, "openblas_parallel", kind >= 0 && kind <= 2 ? parallel[kind] : "unknown");
   pgl_set_string(L, "lua", LUA_RELEASE);
@@ -161,15 +153,14 @@ static const luaL_Reg functions[] = {{"clock", system_clock},    {"time", system
                                      {"random", random_normals}, {NULL, NULL}};
 
 void pgl_open_system(lua_State *L) {
-  static const char *const levels[] = {"base", "avx2", "avx512"};
   char path[PATH_MAX];
   int count = 0;
   luaL_setfuncs(L, functions, 0);
   lua_createtable(L, 0, 2);
   lua_newtable(L);
-  for (size_t i = 0; i < PG_COUNT(levels); i++)
-    if (pg_cpu_kernels(levels[i])) {
-      lua_pushstring(L, levels[i]);
+  for (size_t i = 0; i < PG_CPU_LEVELS; i++)
+    if (pg_cpu_kernels(pg_cpu_levels[i])) {
+      lua_pushstring(L, pg_cpu_levels[i]);
       lua_rawseti(L, -2, ++count);
     }
   lua_setfield(L, -2, "cpu_levels"); /* those that are built and can run here */

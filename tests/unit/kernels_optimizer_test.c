@@ -34,11 +34,10 @@ TEST(sum) {
 TEST(sum_does_not_depend_on_threads) {
   int64_t n = 300001;
   float *x = unit_normals(n, 1);
-  for (int level = 0; level < 3; level++) {
+  for (int level = 0; level < PG_CPU_LEVELS; level++) {
     double got[4] = {0};
     for (int threads = 1; threads <= 3; threads += 2) {
-      static const char *const levels[] = {"base", "avx2", "avx512"};
-      const pg_kernels *table = pg_cpu_kernels(levels[level]);
+      const pg_kernels *table = pg_cpu_kernels(pg_cpu_levels[level]);
       pg_queue *queue = NULL;
       if (!table) continue;
       pg_queue_options options = {.threads = threads};

@@ -15,10 +15,9 @@ static int unit_threads;
 #define UNIT_ULP 0x1p-24 /* u, the unit roundoff of fp32 */
 
 static inline int unit_backend(int which) {
-  static const char *const levels[] = {"base", "avx2", "avx512"};
   if (q) k->queue_free(q);
   q = NULL;
-  unit_level = levels[which / 2];
+  unit_level = pg_cpu_levels[which / 2];
   unit_threads = which % 2 + 1;
   k = pg_cpu_kernels(unit_level);
   if (!k) {
@@ -33,7 +32,7 @@ static inline int unit_backend(int which) {
 }
 /* FOR_EACH_BACKEND { RUN(a); RUN(b); } */
 #define FOR_EACH_BACKEND                                                                           \
-  for (int backend_ = 0; backend_ < 6; backend_++)                                                 \
+  for (int backend_ = 0; backend_ < 2 * PG_CPU_LEVELS; backend_++)                                 \
     if (unit_backend(backend_))
 static inline int unit_kernels_report(void) {
   if (q) k->queue_free(q);
