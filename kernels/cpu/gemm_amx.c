@@ -3,33 +3,31 @@
  * 2^-126 count as 0.
  *
  * Operands are packed tile after tile: of A 16 rows of 32 elements, of B panels (gemm_pack.h) of 16
- * pairs. A pair of panels of B, over a slice of DEPTH, stays in the first-level cache while those
- * of A pass it; the panels of A, and sums that wait for the next slice, in the second. Every
- * element of C is the same sum whatever the cut between threads is. */
+ * pairs. Over a slice of DEPTH, ROWS rows of A wait in the second-level cache, and pass by each
+ * pair of panels of B, which stays in the first where it was packed. Where there are more slices,
+ * so do the sums of COLUMNS columns. Every element of C is the same sum whatever the cut between
+ * threads is. */
 #include "gemm_dot.h"
 #include <string.h>
 
 #ifdef __AMX_BF16__
 #include "gemm_pack.h"
 
-#define DEPTH 512
+#define DEPTH 256
 #define ROWS 512
-#define WIDE 2048  /* columns of C at a time where one slice is all of k */
-#define NARROW 512 /* where sums wait */
-#define TILE 256   /* words of a tile */
+#define COLUMNS 512
+#define TILE 256 /* words of a tile */
 #define PAIRS (2 * SIDE)
 
 bool PG_CPU(gemm_dots)(void) {
   return true;
 }
-/* Panels of A; panels of B, or fewer and the sums; a pair of tiles' sums. */
+/* Panels of A and B, and sums. */
 #define PACKED_A (ROWS * DEPTH / 2)
-#define PACKED_B (WIDE * DEPTH / 2)
-#define FLUSHED (4 * TILE)
+#define PACKED_B (COLUMNS * DEPTH / 2)
 int64_t PG_CPU(gemm_dot_scratch)(void) {
-  return PACKED_A + PACKED_B + FLUSHED;
+  return PACKED_A + PACKED_B + ROWS * COLUMNS;
 }
-_Static_assert(NARROW *DEPTH / 2 + ROWS * NARROW <= PACKED_B, "the sums fit beside the panels");
 
 /* ---- tiles ------------------------------------------------------------------------------ */
 /* The compiler's own intrinsics do not say that they touch memory. */
@@ -54,10 +52,131 @@ static void tiles_end(void) {
   __asm__ volatile("tilerelease" ::: "memory");
 }
 
+/* ---- operands --------------------------------------------------------------------------- */
+/* Tiles of `count` rows of x, at most SIDE of them, which k runs along; what is past the end is 0.
+ */
+static void tiles_along(const uint16_t *x, int64_t ld, int64_t count, int64_t k, uint32_t *to) {
+  for (int64_t at = 0; at < k; at += PAIRS)
+    for (int64_t r = 0; r < SIDE; r++, to += SIDE) {
+      const int64_t left = pg_min64(PAIRS, k - at);
+      const __mmask32 mask = r < count ? (__mmask32)(0xffffffffu >> (32 - left)) : 0;
+      _mm512_store_si512(to, _mm512_maskz_loadu_epi16(mask, x + r * ld + at));
+    }
+}
+
+/* A pair of panels of `count` <= PAIRS columns of x, whose rows are k. */
+static void pack_columns(const uint16_t *x, int64_t ld, int64_t count, int64_t k, uint32_t *to) {
+  const int64_t panel = (k + PAIRS - 1) / PAIRS * TILE, filled = (k + 1) / 2 * SIDE;
+  const __mmask32 mask = (__mmask32)(0xffffffffu >> (PAIRS - count));
+  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
+                                       39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  for (int64_t at = 0; at < k; at += 2, to += SIDE) {
+    const __m512i even = _mm512_maskz_loadu_epi16(mask, x + at * ld);
+    const __m512i odd =
+        at + 1 < k ? _mm512_maskz_loadu_epi16(mask, x + (at + 1) * ld) : _mm512_setzero_si512();
+    _mm512_store_si512(to, _mm512_permutex2var_epi16(even, low, odd));
+    _mm512_store_si512(to + panel, _mm512_permutex2var_epi16(even, high, odd));
+  }
+  memset(to, 0, (size_t)(panel - filled) * sizeof *to);
+  memset(to + panel, 0, (size_t)(panel - filled) * sizeof *to);
+}
+
+/* Every tile of a panel, turned: the words of a row of op(A) side by side. */
+static void turn(uint32_t *to, int64_t steps) {
+  for (; steps > 0; steps--, to += TILE) {
+    __m512i row[SIDE];
+    for (int r = 0; r < SIDE; r++) row[r] = _mm512_load_si512(to + r * SIDE);
+    transpose(row);
+    for (int r = 0; r < SIDE; r++) _mm512_store_si512(to + r * SIDE, row[r]);
+  }
+}
+
+/* Pairs of panels of `count` rows of op(A) over [k, k + depth), from row `first` on. */
+static void pack_a(const pg_gemm *g, const uint16_t *a, int64_t first, int64_t count, int64_t k,
+                   int64_t depth, uint32_t *to) {
+  const int64_t steps = (depth + PAIRS - 1) / PAIRS, panel = steps * TILE;
+  for (int64_t i = 0; i < count; i += PAIRS, to += 2 * panel) {
+    const int64_t rows = pg_min64(PAIRS, count - i);
+    if (g->transpose_a) {
+      pack_columns(a + k * g->lda + first + i, g->lda, rows, depth, to);
+      turn(to, 2 * steps);
+    } else {
+      const uint16_t *from = a + (first + i) * g->lda + k;
+      tiles_along(from, g->lda, rows, depth, to);
+      tiles_along(from + SIDE * g->lda, g->lda, rows - SIDE, depth, to + panel);
+    }
+  }
+}
+
+/* A pair of panels of `count` <= PAIRS columns of op(B), from column `first` on. */
+static void pack_b(const pg_gemm *g, const uint16_t *b, int64_t first, int64_t count, int64_t k,
+                   int64_t depth, uint32_t *to) {
+  if (!g->transpose_b) {
+    pack_columns(b + k * g->ldb + first, g->ldb, count, depth, to);
+    return;
+  }
+  const int64_t panel = (depth + PAIRS - 1) / PAIRS * TILE, filled = (depth + 1) / 2 * SIDE;
+  for (int64_t j = 0; j < PAIRS; j += SIDE, to += panel) {
+    const int64_t kept = count > j ? filled : 0;
+    if (kept)
+      pack_along(b + (first + j) * g->ldb + k, g->ldb, pg_min64(SIDE, count - j), depth, to);
+    memset(to + kept, 0, (size_t)(panel - kept) * sizeof *to);
+  }
+}
+
+/* ---- results ---------------------------------------------------------------------------- */
+/* A part of C that waits to be stored: alpha times 2 x 2 tiles of sums, plus beta times the same
+ * part of D unless beta = 0. */
+typedef struct result {
+  const float *sums;
+  int64_t row, rows, column, columns, done; /* rows stored so far */
+  float alpha, beta;
+  part from, to;
+} result;
+
+/* Fetch what will be written. */
+static inline void expect(const result *r) {
+  const int64_t size = r->to.narrow ? 2 : 4;
+  for (int64_t i = 0; i < r->rows; i++) {
+    const char *at = (const char *)r->to.at + ((r->row + i) * r->to.ld + r->column) * size;
+    __builtin_prefetch(at, 1);
+    __builtin_prefetch(at + 63, 1); /* rows need not begin with a line */
+    if (!r->to.narrow) __builtin_prefetch(at + 127, 1);
+  }
+}
+
+/* Store the next `count` rows. */
+DOT static inline void store_rows(result *r, int64_t count) {
+  const __m512 scale = _mm512_set1_ps(r->alpha), share = _mm512_set1_ps(r->beta);
+  const __mmask32 mask = (__mmask32)(0xffffffffu >> (PAIRS - r->columns));
+  const __mmask16 low = (__mmask16)mask, high = (__mmask16)(mask >> SIDE);
+  for (const int64_t end = pg_min64(r->rows, r->done + count); r->done < end; r->done++) {
+    const float *sum = r->sums + r->done / SIDE * 2 * TILE + r->done % SIDE * SIDE;
+    const int64_t row = r->row + r->done, at = row * r->to.ld + r->column;
+    __m512 left = _mm512_mul_ps(_mm512_load_ps(sum), scale);
+    __m512 right = _mm512_mul_ps(_mm512_load_ps(sum + TILE), scale);
+    if (r->beta != 0) {
+      left = _mm512_fmadd_ps(load(r->from, row, r->column, low), share, left);
+      right = _mm512_fmadd_ps(load(r->from, row, r->column + SIDE, high), share, right);
+    }
+    if (r->to.narrow) {
+      const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(right, left);
+      _mm512_mask_storeu_epi16((uint16_t *)r->to.at + at, mask, both);
+    } else {
+      _mm512_mask_storeu_ps((float *)r->to.at + at, low, left);
+      _mm512_mask_storeu_ps((float *)r->to.at + at + SIDE, high, right);
+    }
+  }
+}
+
+/* ---- products --------------------------------------------------------------------------- */
 /* 2 x 2 tiles of sums: two panels of A times two of B over `steps` tiles; on top of what is in
- * `sums`, or of 0. */
-static void multiply(const uint32_t *a, const uint32_t *b, int64_t steps, bool more, float *sums) {
+ * `sums`, or of 0. Meanwhile the vector unit stores the result before, if any. */
+static void multiply(const uint32_t *a, const uint32_t *b, int64_t steps, bool more, float *sums,
+                     result *before) {
   const uint32_t *a2 = a + steps * TILE, *b2 = b + steps * TILE;
+  const int64_t share = steps ? (before->rows + steps - 1) / steps : before->rows;
   if (more) {
     LOAD(0, sums, 64);
     LOAD(1, sums + TILE, 64);
@@ -78,121 +197,58 @@ static void multiply(const uint32_t *a, const uint32_t *b, int64_t steps, bool m
     LOAD(5, a2 + s, 64);
     MULTIPLY(2, 5, 6);
     MULTIPLY(3, 5, 7);
+    store_rows(before, share);
   }
+  store_rows(before, share);
   STORE(0, sums);
   STORE(1, sums + TILE);
   STORE(2, sums + 2 * TILE);
   STORE(3, sums + 3 * TILE);
 }
 
-/* ---- operands --------------------------------------------------------------------------- */
-/* Tiles of `count` <= SIDE rows of x, which k runs along; what is past the end is 0. */
-static void tiles_along(const uint16_t *x, int64_t ld, int64_t count, int64_t k, uint32_t *to) {
-  for (int64_t at = 0; at < k; at += PAIRS)
-    for (int64_t r = 0; r < SIDE; r++, to += SIDE) {
-      const int64_t left = pg_min64(PAIRS, k - at);
-      const __mmask32 mask = r < count ? (__mmask32)(0xffffffffu >> (32 - left)) : 0;
-      _mm512_store_si512(to, _mm512_maskz_loadu_epi16(mask, x + r * ld + at));
-    }
-}
-
-/* Columns of x, whose rows are k, as tiles of rows: panels' tiles, turned. */
-static void tiles_across(const uint16_t *x, int64_t ld, int64_t count, int64_t k, uint32_t *to) {
-  for (int64_t at = 0; at < k; at += PAIRS, to += TILE) {
-    const int64_t left = pg_min64(PAIRS, k - at);
-    __m512i row[SIDE];
-    pack_across(x + at * ld, ld, count, left, to);
-    for (int64_t p = 0; p < SIDE; p++)
-      row[p] = 2 * p < left ? _mm512_load_si512(to + p * SIDE) : _mm512_setzero_si512();
-    transpose(row);
-    for (int64_t r = 0; r < SIDE; r++) _mm512_store_si512(to + r * SIDE, row[r]);
-  }
-}
-
-/* Rows [first, first + count) of op(A) over [k, k + depth), pairs of panels. */
-static void pack_a(const pg_gemm *g, const uint16_t *a, int64_t first, int64_t count, int64_t k,
-                   int64_t depth, uint32_t *to) {
-  const int64_t panel = (depth + PAIRS - 1) / PAIRS * TILE;
-  for (int64_t i = 0; i < (count + PAIRS - 1) / PAIRS * PAIRS; i += SIDE, to += panel) {
-    const int64_t rows = pg_max64(0, pg_min64(SIDE, count - i));
-    if (rows == 0)
-      memset(to, 0, (size_t)panel * sizeof *to);
-    else if (g->transpose_a)
-      tiles_across(a + k * g->lda + first + i, g->lda, rows, depth, to);
-    else
-      tiles_along(a + (first + i) * g->lda + k, g->lda, rows, depth, to);
-  }
-}
-
-/* Columns of op(B), likewise. */
-static void pack_b(const pg_gemm *g, const uint16_t *b, int64_t first, int64_t count, int64_t k,
-                   int64_t depth, uint32_t *to) {
-  const int64_t panel = (depth + PAIRS - 1) / PAIRS * TILE, filled = (depth + 1) / 2 * SIDE;
-  for (int64_t j = 0; j < (count + PAIRS - 1) / PAIRS * PAIRS; j += SIDE, to += panel) {
-    const int64_t columns = pg_max64(0, pg_min64(SIDE, count - j));
-    const int64_t kept = columns ? filled : 0;
-    if (columns && g->transpose_b)
-      pack_along(b + (first + j) * g->ldb + k, g->ldb, columns, depth, to);
-    else if (columns)
-      pack_across(b + k * g->ldb + first + j, g->ldb, columns, depth, to);
-    memset(to + kept, 0, (size_t)(panel - kept) * sizeof *to);
-  }
-}
-
-/* ---- results ---------------------------------------------------------------------------- */
-/* alpha times the sums of 2 x 2 tiles, plus beta times what is in `from` unless beta = 0. */
-DOT static void finish(const float *sums, int64_t row, int64_t rows, int64_t column,
-                       int64_t columns, float alpha, float beta, part from, part to) {
-  const __m512 scale = _mm512_set1_ps(alpha), share = _mm512_set1_ps(beta);
-  for (int64_t j = 0; j < columns; j += SIDE, sums += TILE) {
-    const int64_t wide = pg_min64(SIDE, columns - j);
-    const __mmask16 mask = (__mmask16)(0xffffu >> (SIDE - wide));
-    for (int64_t i = 0; i < rows; i++) {
-      const float *sum = sums + (i / SIDE) * 2 * TILE + i % SIDE * SIDE;
-      __m512 value = _mm512_mul_ps(_mm512_load_ps(sum), scale);
-      if (beta != 0) value = _mm512_fmadd_ps(load(from, row + i, column + j, mask), share, value);
-      store(to, row + i, column + j, mask, value);
-    }
-  }
-}
-
-/* Rows [i, i + rows) and columns [j, j + columns) of C, whose corner `c` and `d` are. */
+/* Rows [i, i + rows) and columns [j, j + columns) of C, whose corner `c` and `d` are. The panels of
+ * A are there already where `packed`. */
 static void block(const pg_gemm *g, const uint16_t *a, const uint16_t *b, part c, part d, int64_t i,
-                  int64_t rows, int64_t j, int64_t columns, float *work) {
+                  int64_t rows, int64_t j, int64_t columns, bool packed, float *work) {
   uint32_t *left = (uint32_t *)work, *right = left + PACKED_A;
-  float *flushed = work + PACKED_A + PACKED_B, *sums = flushed - ROWS * NARROW;
+  float *sums = work + PACKED_A + PACKED_B;
   const bool slices = g->k > DEPTH;
+  result before = {.rows = 0};
   int64_t k = 0;
   do {
     const int64_t depth = pg_min64(DEPTH, g->k - k), steps = (depth + PAIRS - 1) / PAIRS;
     const bool last = k + depth >= g->k;
-    pack_a(g, a, i, rows, k, depth, left);
-    pack_b(g, b, j, columns, k, depth, right);
-    float *wait = sums;
+    float *to = sums;
+    if (!packed) pack_a(g, a, i, rows, k, depth, left);
     for (int64_t y = 0; y < columns; y += PAIRS)
-      for (int64_t x = 0; x < rows; x += PAIRS, wait += slices ? FLUSHED : 0) {
-        float *to = slices ? wait : flushed;
-        multiply(left + x / SIDE * steps * TILE, right + y / SIDE * steps * TILE, steps, k > 0, to);
-        if (last)
-          finish(to, x, pg_min64(PAIRS, rows - x), y, pg_min64(PAIRS, columns - y), g->alpha,
-                 g->beta, d, c);
+      pack_b(g, b, j + y, pg_min64(PAIRS, columns - y), k, depth, right + y / SIDE * steps * TILE);
+    for (int64_t x = 0; x < rows; x += PAIRS)
+      for (int64_t y = 0; y < columns; y += PAIRS) {
+        const int64_t high = pg_min64(PAIRS, rows - x), wide = pg_min64(PAIRS, columns - y);
+        result now = {to, x, high, y, wide, 0, g->alpha, g->beta, d, c};
+        if (last) expect(&now);
+        multiply(left + x / SIDE * steps * TILE, right + y / SIDE * steps * TILE, steps, k > 0, to,
+                 &before);
+        if (last) before = now;
+        /* Without slices two places take turns. */
+        to += slices || to == sums ? 4 * TILE : -4 * TILE;
       }
     k += DEPTH;
   } while (k < g->k);
+  store_rows(&before, PAIRS);
 }
 
 void PG_CPU(gemm_dot)(const pg_gemm *g, int64_t entry, int64_t i0, int64_t i1, int64_t j0,
                       int64_t j1, float *work) {
   const uint16_t *a = (const uint16_t *)g->a + entry * g->stride_a;
   const uint16_t *b = (const uint16_t *)g->b + entry * g->stride_b;
-  const int64_t wide = g->k > DEPTH ? NARROW : WIDE;
   tiles_begin();
-  for (int64_t j = j0; j < j1; j += wide)
-    for (int64_t i = i0; i < i1; i += ROWS) {
+  for (int64_t i = i0; i < i1; i += ROWS)
+    for (int64_t j = j0; j < j1; j += COLUMNS) {
       const int64_t at = entry * g->stride_c + i * g->ldc + j;
       block(g, a, b, part_at(g->c, g->type_c, g->ldc, at),
             part_at(g->addend ? g->addend : g->c, g->type_c, g->ldc, at), i, pg_min64(ROWS, i1 - i),
-            j, pg_min64(wide, j1 - j), work);
+            j, pg_min64(COLUMNS, j1 - j), g->k <= DEPTH && j > j0, work);
     }
   tiles_end();
 }

@@ -31,12 +31,22 @@ void PG_CPU(queue_free)(pg_queue *q) {
   free(q);
 }
 
+/* NULL when there is no memory. Large buffers ask for huge pages, which is only advice: fewer page
+ * faults and TLB misses. */
+static void *take(size_t bytes) {
+  const size_t unit = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : 64;
+  if (bytes > SIZE_MAX - unit) return NULL;
+  void *memory = aligned_alloc(unit, bytes ? (bytes + unit - 1) / unit * unit : unit);
+  if (memory && unit == HUGE_PAGE) madvise(memory, bytes, MADV_HUGEPAGE);
+  return memory;
+}
+
 int PG_CPU(scratch)(pg_queue *q, int64_t floats) {
   size_t bytes = (size_t)(floats + 15) / 16 * 64 * (size_t)q->threads;
   if (bytes <= q->scratch_bytes) return 0;
   free(q->scratch);
   q->scratch_bytes = 0;
-  q->scratch = aligned_alloc(64, bytes);
+  q->scratch = take(bytes);
   if (!q->scratch) return pg_refuse(q, "no memory for %zu bytes of scratch", bytes);
   q->scratch_bytes = bytes;
   pg_note_held(q, 0);
@@ -67,14 +77,8 @@ const char *PG_CPU(message)(const pg_queue *q) {
 }
 
 int PG_CPU(alloc)(pg_queue *q, size_t bytes, void **out) {
-  size_t unit = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : 64;
-  *out = NULL;
-  if (bytes <= SIZE_MAX - unit)
-    *out = aligned_alloc(unit, bytes ? (bytes + unit - 1) / unit * unit : unit);
-  if (!*out) return pg_refuse(q, "no memory for %zu bytes", bytes);
-  /* Only advice: fewer page faults and TLB misses in large buffers. */
-  if (unit == HUGE_PAGE) madvise(*out, bytes, MADV_HUGEPAGE);
-  return 0;
+  *out = take(bytes);
+  return *out ? 0 : pg_refuse(q, "no memory for %zu bytes", bytes);
 }
 
 void PG_CPU(release)(pg_queue *q, void *memory) {
