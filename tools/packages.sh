@@ -20,6 +20,8 @@ PERIGEE_BROWSER_PACKAGES="chromium"
 PERIGEE_PACKAGING_PACKAGES="luarocks debootstrap"
 # The test of sweeps on a cluster of its own.
 PERIGEE_SLURM_PACKAGES="slurm-wlm munge openmpi-bin"
+# The unit tests on an emulated ARM64 processor.
+PERIGEE_ARM64_PACKAGES="gcc-aarch64-linux-gnu libc6-dev-arm64-cross mmdebstrap qemu-user"
 # Packing them for a machine without network.
 PERIGEE_BUNDLE_PACKAGES="binutils git lua-busted patchelf zstd"
 

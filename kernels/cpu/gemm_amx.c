@@ -3,10 +3,10 @@
  * 2^-126 count as 0.
  *
  * Operands are packed tile after tile: of A 16 rows of 32 elements, of B panels (gemm_pack.h) of 16
- * pairs. Over a slice of DEPTH, ROWS rows of A wait in the second-level cache, and pass by each
- * pair of panels of B, which stays in the first where it was packed. Where there are more slices,
- * so do the sums of COLUMNS columns. Every element of C is the same sum whatever the cut between
- * threads is. */
+ * pairs. A block of C is ROWS x COLUMNS, whose panels over a slice of k wait in the second-level
+ * cache, and so do the sums where there are several slices; two panels of A stay in the first while
+ * those of B pass. The vector unit stores finished sums while the next are made. Every element of C
+ * is the same sum whatever the cut between threads is. */
 #include "gemm_dot.h"
 #include <string.h>
 
@@ -14,6 +14,8 @@
 #include "gemm_pack.h"
 
 #define DEPTH 256
+#define WHOLE 512       /* a k that is taken in one slice */
+#define STREAMED 0x1p22 /* elements of C */
 #define ROWS 512
 #define COLUMNS 512
 #define TILE 256 /* words of a tile */
@@ -23,8 +25,8 @@ bool PG_CPU(gemm_dots)(void) {
   return true;
 }
 /* Panels of A and B, and sums. */
-#define PACKED_A (ROWS * DEPTH / 2)
-#define PACKED_B (COLUMNS * DEPTH / 2)
+#define PACKED_A (ROWS * WHOLE / 2)
+#define PACKED_B (COLUMNS * WHOLE / 2)
 int64_t PG_CPU(gemm_dot_scratch)(void) {
   return PACKED_A + PACKED_B + ROWS * COLUMNS;
 }
@@ -133,6 +135,7 @@ typedef struct result {
   int64_t row, rows, column, columns, done; /* rows stored so far */
   float alpha, beta;
   part from, to;
+  bool stream; /* whole lines, past the caches */
 } result;
 
 /* Fetch what will be written. */
@@ -163,6 +166,9 @@ DOT static inline void store_rows(result *r, int64_t count) {
     if (r->to.narrow) {
       const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(right, left);
       _mm512_mask_storeu_epi16((uint16_t *)r->to.at + at, mask, both);
+    } else if (r->stream) {
+      _mm512_stream_ps((float *)r->to.at + at, left);
+      _mm512_stream_ps((float *)r->to.at + at + SIDE, right);
     } else {
       _mm512_mask_storeu_ps((float *)r->to.at + at, low, left);
       _mm512_mask_storeu_ps((float *)r->to.at + at + SIDE, high, right);
@@ -206,17 +212,25 @@ static void multiply(const uint32_t *a, const uint32_t *b, int64_t steps, bool m
   STORE(3, sums + 3 * TILE);
 }
 
+static int64_t depth_of(const pg_gemm *g) {
+  return g->k <= WHOLE ? WHOLE : DEPTH;
+}
+
 /* Rows [i, i + rows) and columns [j, j + columns) of C, whose corner `c` and `d` are. The panels of
  * A are there already where `packed`. */
 static void block(const pg_gemm *g, const uint16_t *a, const uint16_t *b, part c, part d, int64_t i,
                   int64_t rows, int64_t j, int64_t columns, bool packed, float *work) {
   uint32_t *left = (uint32_t *)work, *right = left + PACKED_A;
   float *sums = work + PACKED_A + PACKED_B;
-  const bool slices = g->k > DEPTH;
+  const int64_t slice = depth_of(g);
+  const bool slices = g->k > slice;
+  /* A large C is not read again before it has left the caches. */
+  const bool stream = (double)g->m * (double)g->n > STREAMED && g->beta == 0 && !c.narrow &&
+                      c.ld % SIDE == 0 && (uintptr_t)c.at % 64 == 0;
   result before = {.rows = 0};
   int64_t k = 0;
   do {
-    const int64_t depth = pg_min64(DEPTH, g->k - k), steps = (depth + PAIRS - 1) / PAIRS;
+    const int64_t depth = pg_min64(slice, g->k - k), steps = (depth + PAIRS - 1) / PAIRS;
     const bool last = k + depth >= g->k;
     float *to = sums;
     if (!packed) pack_a(g, a, i, rows, k, depth, left);
@@ -225,15 +239,15 @@ static void block(const pg_gemm *g, const uint16_t *a, const uint16_t *b, part c
     for (int64_t x = 0; x < rows; x += PAIRS)
       for (int64_t y = 0; y < columns; y += PAIRS) {
         const int64_t high = pg_min64(PAIRS, rows - x), wide = pg_min64(PAIRS, columns - y);
-        result now = {to, x, high, y, wide, 0, g->alpha, g->beta, d, c};
-        if (last) expect(&now);
+        result now = {to, x, high, y, wide, 0, g->alpha, g->beta, d, c, stream && wide == PAIRS};
+        if (last && !now.stream) expect(&now);
         multiply(left + x / SIDE * steps * TILE, right + y / SIDE * steps * TILE, steps, k > 0, to,
                  &before);
         if (last) before = now;
         /* Without slices two places take turns. */
         to += slices || to == sums ? 4 * TILE : -4 * TILE;
       }
-    k += DEPTH;
+    k += slice;
   } while (k < g->k);
   store_rows(&before, PAIRS);
 }
@@ -248,9 +262,10 @@ void PG_CPU(gemm_dot)(const pg_gemm *g, int64_t entry, int64_t i0, int64_t i1, i
       const int64_t at = entry * g->stride_c + i * g->ldc + j;
       block(g, a, b, part_at(g->c, g->type_c, g->ldc, at),
             part_at(g->addend ? g->addend : g->c, g->type_c, g->ldc, at), i, pg_min64(ROWS, i1 - i),
-            j, pg_min64(COLUMNS, j1 - j), g->k <= DEPTH && j > j0, work);
+            j, pg_min64(COLUMNS, j1 - j), g->k <= depth_of(g) && j > j0, work);
     }
   tiles_end();
+  _mm_sfence(); /* streamed rows are there for other threads */
 }
 
 float PG_CPU(dot_rounds)(float start) {

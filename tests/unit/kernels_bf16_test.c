@@ -397,6 +397,35 @@ TEST(gemm) {
   check_gemm(false, false, 5, 3, 0, 0.5f, PG_BF16, 1);
 }
 
+/* A result too large for the caches, whose rows begin with a line: it may be stored past them. */
+TEST(large_gemm) {
+  enum { M = 71, N = 60001, K = 5, LD = 60032 };
+  unit_seed(49);
+  pair a = normals(M * K, 1), b = normals((int64_t)N * K, 1);
+  float *c = aligned_alloc(64, (size_t)M * LD * sizeof *c);
+  if (!c) abort();
+  memset(c, 0xff, (size_t)M * LD * sizeof *c);
+  pg_gemm g = {.transpose_b = true, .m = M, .n = N, .k = K, .alpha = 1, .a = a.h, .b = b.h, .c = c};
+  g.lda = g.ldb = K, g.ldc = LD, g.type_a = g.type_b = PG_BF16, g.type_c = PG_F32;
+  KERNEL(gemm, &g);
+  int64_t wrong = 0, written = 0;
+  for (int64_t i = 0; i < M; i++) {
+    for (int64_t j = 0; j < N; j++) {
+      double want = 0, magnitude = 0;
+      for (int64_t l = 0; l < K; l++) {
+        const double term = (double)a.f[i * K + l] * b.f[j * K + l];
+        want += term, magnitude += fabs(term);
+      }
+      /* Exact products, K sums that round once each. */
+      wrong += !(fabs(c[i * LD + j] - want) <= K * UNIT_ULP * magnitude);
+    }
+    for (int64_t j = N; j < LD; j++) written += !isnan(c[i * LD + j]);
+  }
+  CHECK(wrong == 0, "%lld of the elements", (long long)wrong);
+  CHECK(written == 0, "%lld floats of slack were written", (long long)written);
+  pair_free(a), pair_free(b), free(c);
+}
+
 int main(void) {
   FOR_EACH_BACKEND {
     RUN(conversion);
@@ -408,6 +437,7 @@ int main(void) {
     RUN(cross_entropy);
     RUN(apply_with_copy);
     RUN(gemm);
+    RUN(large_gemm);
   }
   return unit_kernels_report();
 }
