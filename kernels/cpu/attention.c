@@ -9,7 +9,7 @@
  * Rows of a head lie heads*head_dim elements apart in the tensors, in either compute type. A block
  * is read as fp32 rows of `width` floats, head_dim rounded up to PG_COLUMN_UNIT with zeros that
  * change no product; in F32 with nothing to round up it is read where it lies. */
-#include "bf16.h"
+#include "attention.h"
 #include "small_product.h"
 #include "vector.h"
 #include <stdlib.h>
@@ -17,17 +17,9 @@
 #define BLOCK 64
 #define STRIP 16
 
-/* A call's shape and tensors; NULL where the direction has none. */
-typedef struct call {
-  pg_dtype type;
-  const void *query, *key, *value, *dout, *out;
-  void *result, *dquery, *dkey, *dvalue;
-  float *lse;
-  int64_t batch, time, heads, head_dim, width;
-  float scale;
-} call;
+typedef pg_attention call;
 
-/* One head of one sequence: where its first row is, and its statistics. */
+/* One head of one sequence. */
 typedef struct head {
   const call *call;
   int64_t at, ld; /* elements */
@@ -222,12 +214,14 @@ static int64_t width_of(int64_t head_dim) {
   return (head_dim + PG_COLUMN_UNIT - 1) / PG_COLUMN_UNIT * PG_COLUMN_UNIT;
 }
 int64_t PG_CPU(attention_scratch)(int64_t time, int64_t head_dim) {
-  return work_floats(width_of(head_dim), true) + 2 * time * width_of(head_dim);
+  return pg_max64(work_floats(width_of(head_dim), true) + 2 * time * width_of(head_dim),
+                  PG_CPU(attention_tile_scratch)(time, head_dim, true));
 }
 
 /* Forward, the tasks are blocks of queries; backward they are heads, since the blocks of a head add
  * to the same dkey and dvalue, which a thread holds in fp32 until the head is done. */
 static int run(pg_queue *q, const call *a) {
+  if (PG_CPU(attention_on_tiles)(a->type, a->head_dim)) return PG_CPU(attention_tiles)(q, a);
   int64_t all = a->batch * a->heads, blocks = (a->time + BLOCK - 1) / BLOCK;
   int64_t tasks = a->dout ? all : all * blocks, sums = a->dout ? a->time * a->width : 0;
   int64_t own = work_floats(a->width, a->dout), floats = own + 2 * sums;
@@ -239,11 +233,8 @@ static int run(pg_queue *q, const call *a) {
     float *dkey = work + own, *dvalue = dkey + sums;
 #pragma omp for schedule(dynamic)
     for (int64_t t = 0; t < tasks; t++) {
-      int64_t index = t % all, ld = a->heads * a->head_dim;
-      head h = {.call = a,
-                .at = index / a->heads * a->time * ld + index % a->heads * a->head_dim,
-                .ld = ld,
-                .lse = a->lse + index * a->time};
+      const pg_attention_head place = pg_attention_at(a, t % all);
+      head h = {a, place.at, place.ld, place.lse};
       if (a->dout) {
         for (int64_t i = 0; i < a->time; i += BLOCK)
           backward_block(&h, i, pg_min64(BLOCK, a->time - i), dkey, dvalue, work);

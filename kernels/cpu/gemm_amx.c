@@ -11,15 +11,13 @@
 #include <string.h>
 
 #ifdef __AMX_BF16__
-#include "gemm_pack.h"
+#include "tiles.h"
 
 #define DEPTH 256
 #define WHOLE 512       /* a k that is taken in one slice */
 #define STREAMED 0x1p22 /* elements of C */
 #define ROWS 512
 #define COLUMNS 512
-#define TILE 256 /* words of a tile */
-#define PAIRS (2 * SIDE)
 
 bool PG_CPU(gemm_dots)(void) {
   return true;
@@ -29,29 +27,6 @@ bool PG_CPU(gemm_dots)(void) {
 #define PACKED_B (COLUMNS * WHOLE / 2)
 int64_t PG_CPU(gemm_dot_scratch)(void) {
   return PACKED_A + PACKED_B + ROWS * COLUMNS;
-}
-
-/* ---- tiles ------------------------------------------------------------------------------ */
-/* The compiler's own intrinsics do not say that they touch memory. */
-#define LOAD(t, from, stride)                                                                      \
-  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(from), "r"((int64_t)(stride)) : "memory")
-#define STORE(t, to)                                                                               \
-  __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(to), "r"((int64_t)64) : "memory")
-#define CLEAR(t) __asm__ volatile("tilezero %%tmm" #t ::: "memory")
-#define MULTIPLY(to, a, b)                                                                         \
-  __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #to ::: "memory")
-
-static void tiles_begin(void) {
-  _Alignas(64) struct {
-    uint8_t palette, start, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-  } config = {.palette = 1};
-  for (int t = 0; t < 8; t++) config.bytes[t] = 64, config.rows[t] = 16;
-  __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory");
-}
-static void tiles_end(void) {
-  __asm__ volatile("tilerelease" ::: "memory");
 }
 
 /* ---- operands --------------------------------------------------------------------------- */
@@ -64,34 +39,6 @@ static void tiles_along(const uint16_t *x, int64_t ld, int64_t count, int64_t k,
       const __mmask32 mask = r < count ? (__mmask32)(0xffffffffu >> (32 - left)) : 0;
       _mm512_store_si512(to, _mm512_maskz_loadu_epi16(mask, x + r * ld + at));
     }
-}
-
-/* A pair of panels of `count` <= PAIRS columns of x, whose rows are k. */
-static void pack_columns(const uint16_t *x, int64_t ld, int64_t count, int64_t k, uint32_t *to) {
-  const int64_t panel = (k + PAIRS - 1) / PAIRS * TILE, filled = (k + 1) / 2 * SIDE;
-  const __mmask32 mask = (__mmask32)(0xffffffffu >> (PAIRS - count));
-  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
-                                       39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-  for (int64_t at = 0; at < k; at += 2, to += SIDE) {
-    const __m512i even = _mm512_maskz_loadu_epi16(mask, x + at * ld);
-    const __m512i odd =
-        at + 1 < k ? _mm512_maskz_loadu_epi16(mask, x + (at + 1) * ld) : _mm512_setzero_si512();
-    _mm512_store_si512(to, _mm512_permutex2var_epi16(even, low, odd));
-    _mm512_store_si512(to + panel, _mm512_permutex2var_epi16(even, high, odd));
-  }
-  memset(to, 0, (size_t)(panel - filled) * sizeof *to);
-  memset(to + panel, 0, (size_t)(panel - filled) * sizeof *to);
-}
-
-/* Every tile of a panel, turned: the words of a row of op(A) side by side. */
-static void turn(uint32_t *to, int64_t steps) {
-  for (; steps > 0; steps--, to += TILE) {
-    __m512i row[SIDE];
-    for (int r = 0; r < SIDE; r++) row[r] = _mm512_load_si512(to + r * SIDE);
-    transpose(row);
-    for (int r = 0; r < SIDE; r++) _mm512_store_si512(to + r * SIDE, row[r]);
-  }
 }
 
 /* Pairs of panels of `count` rows of op(A) over [k, k + depth), from row `first` on. */
@@ -184,32 +131,32 @@ static void multiply(const uint32_t *a, const uint32_t *b, int64_t steps, bool m
   const uint32_t *a2 = a + steps * TILE, *b2 = b + steps * TILE;
   const int64_t share = steps ? (before->rows + steps - 1) / steps : before->rows;
   if (more) {
-    LOAD(0, sums, 64);
-    LOAD(1, sums + TILE, 64);
-    LOAD(2, sums + 2 * TILE, 64);
-    LOAD(3, sums + 3 * TILE, 64);
+    PG_TILE_LOAD(0, sums, 64);
+    PG_TILE_LOAD(1, sums + TILE, 64);
+    PG_TILE_LOAD(2, sums + 2 * TILE, 64);
+    PG_TILE_LOAD(3, sums + 3 * TILE, 64);
   } else {
-    CLEAR(0);
-    CLEAR(1);
-    CLEAR(2);
-    CLEAR(3);
+    PG_TILE_CLEAR(0);
+    PG_TILE_CLEAR(1);
+    PG_TILE_CLEAR(2);
+    PG_TILE_CLEAR(3);
   }
   for (int64_t s = 0; s < steps * TILE; s += TILE) {
-    LOAD(6, b + s, 64);
-    LOAD(4, a + s, 64);
-    MULTIPLY(0, 4, 6);
-    LOAD(7, b2 + s, 64);
-    MULTIPLY(1, 4, 7);
-    LOAD(5, a2 + s, 64);
-    MULTIPLY(2, 5, 6);
-    MULTIPLY(3, 5, 7);
+    PG_TILE_LOAD(6, b + s, 64);
+    PG_TILE_LOAD(4, a + s, 64);
+    PG_TILE_MULTIPLY(0, 4, 6);
+    PG_TILE_LOAD(7, b2 + s, 64);
+    PG_TILE_MULTIPLY(1, 4, 7);
+    PG_TILE_LOAD(5, a2 + s, 64);
+    PG_TILE_MULTIPLY(2, 5, 6);
+    PG_TILE_MULTIPLY(3, 5, 7);
     store_rows(before, share);
   }
   store_rows(before, share);
-  STORE(0, sums);
-  STORE(1, sums + TILE);
-  STORE(2, sums + 2 * TILE);
-  STORE(3, sums + 3 * TILE);
+  PG_TILE_STORE(0, sums, 64);
+  PG_TILE_STORE(1, sums + TILE, 64);
+  PG_TILE_STORE(2, sums + 2 * TILE, 64);
+  PG_TILE_STORE(3, sums + 3 * TILE, 64);
 }
 
 static int64_t depth_of(const pg_gemm *g) {
@@ -227,7 +174,7 @@ static void block(const pg_gemm *g, const uint16_t *a, const uint16_t *b, part c
   /* A large C is not read again before it has left the caches. */
   const bool stream = (double)g->m * (double)g->n > STREAMED && g->beta == 0 && !c.narrow &&
                       c.ld % SIDE == 0 && (uintptr_t)c.at % 64 == 0;
-  result before = {.rows = 0};
+  result before = {.columns = PAIRS}; /* no rows */
   int64_t k = 0;
   do {
     const int64_t depth = pg_min64(slice, g->k - k), steps = (depth + PAIRS - 1) / PAIRS;
@@ -273,19 +220,19 @@ float PG_CPU(dot_rounds)(float start) {
   _Alignas(64) float sums[TILE];
   for (int i = 0; i < TILE; i++) half[i] = 0x3c003c00, sums[i] = start + (float)i; /* 2^-7 */
   tiles_begin();
-  LOAD(0, sums, 64);
-  LOAD(1, sums, 64);
-  LOAD(2, sums, 64);
-  LOAD(3, sums, 64);
-  LOAD(4, half, 64);
-  LOAD(5, half, 64);
+  PG_TILE_LOAD(0, sums, 64);
+  PG_TILE_LOAD(1, sums, 64);
+  PG_TILE_LOAD(2, sums, 64);
+  PG_TILE_LOAD(3, sums, 64);
+  PG_TILE_LOAD(4, half, 64);
+  PG_TILE_LOAD(5, half, 64);
   for (int r = 0; r < PG_DOT_ROUNDS; r++) {
-    MULTIPLY(0, 4, 5);
-    MULTIPLY(1, 4, 5);
-    MULTIPLY(2, 4, 5);
-    MULTIPLY(3, 4, 5);
+    PG_TILE_MULTIPLY(0, 4, 5);
+    PG_TILE_MULTIPLY(1, 4, 5);
+    PG_TILE_MULTIPLY(2, 4, 5);
+    PG_TILE_MULTIPLY(3, 4, 5);
   }
-  STORE(3, sums);
+  PG_TILE_STORE(3, sums, 64);
   tiles_end();
   return sums[0];
 }
