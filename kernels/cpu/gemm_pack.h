@@ -9,6 +9,7 @@
 #include "cpu.h"
 #include <immintrin.h>
 
+/* Of functions that round or multiply pairs: AVX-512 itself does not have that. */
 #define DOT __attribute__((target("avx512bf16")))
 #define SIDE 16
 
@@ -53,33 +54,6 @@ static inline void pack_along(const uint16_t *x, int64_t ld, int64_t count, int6
   }
 }
 
-/* A panel of `count` <= SIDE columns of x, whose rows are k. */
-static inline void pack_across(const uint16_t *x, int64_t ld, int64_t count, int64_t k,
-                               uint32_t *to) {
-  const __mmask16 mask = (__mmask16)(0xffffu >> (SIDE - count));
-  const __m512i zip = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
-                                       39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-  for (int64_t at = 0; at < k; at += 2) {
-    __m256i even = _mm256_maskz_loadu_epi16(mask, x + at * ld), odd = _mm256_setzero_si256();
-    if (at + 1 < k) odd = _mm256_maskz_loadu_epi16(mask, x + (at + 1) * ld);
-    _mm512_store_si512(
-        to + at / 2 * SIDE,
-        _mm512_permutex2var_epi16(_mm512_castsi256_si512(even), zip, _mm512_castsi256_si512(odd)));
-  }
-}
-
-/* Rows [first, first + count) of op(A), or columns of op(B), over [k, k + depth), in panels. */
-static inline void pack(const uint16_t *x, bool along, int64_t ld, int64_t first, int64_t count,
-                        int64_t k, int64_t depth, uint32_t *to) {
-  for (int64_t i = 0; i < count; i += SIDE, to += (depth + 1) / 2 * SIDE) {
-    const int64_t rows = pg_min64(SIDE, count - i);
-    if (along)
-      pack_along(x + (first + i) * ld + k, ld, rows, depth, to);
-    else
-      pack_across(x + k * ld + first + i, ld, rows, depth, to);
-  }
-}
-
 /* A part of C or D, from its first element on. */
 typedef struct part {
   void *at;
@@ -92,13 +66,6 @@ static inline __m512 load(part x, int64_t row, int64_t column, __mmask16 mask) {
   if (!x.narrow) return _mm512_maskz_loadu_ps(mask, (const float *)x.at + at);
   const __m256i bits = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)x.at + at);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
-DOT static inline void store(part x, int64_t row, int64_t column, __mmask16 mask, __m512 value) {
-  const int64_t at = row * x.ld + column;
-  if (x.narrow)
-    _mm256_mask_storeu_epi16((uint16_t *)x.at + at, mask, (__m256i)_mm512_cvtneps_pbh(value));
-  else
-    _mm512_mask_storeu_ps((float *)x.at + at, mask, value);
 }
 
 static inline part part_at(const void *x, pg_dtype type, int64_t ld, int64_t at) {
