@@ -114,7 +114,7 @@ for fact in 'result.machine.gpus == 1 and result.machine.memory_mib == 8192' \
   'result.failed == 0 and result.passed > 10 and result.quick and #result.commit == 12' \
   'step.cuda_dense.status == "ok" and step.cuda_dense.passed > 3 and step.specs.passed == 2' \
   '#result.kernels.kernels > 10 and result.kernels.peak.bytes_per_second > 0' \
-  '#result.bench.cases == 2 and result.bench.cases[1].parts.head > 0' \
+  '#result.bench.cases == 2 and result.bench.cases[1].parts.head.share > 0' \
   'result.torch[1].cases[1].name == "torch eager" and #result.torch == 2'; do
   check "JSON: $fact" json "$fact"
 done

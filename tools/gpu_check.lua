@@ -72,8 +72,8 @@ local parts = { "head", "attention", "gemm", "elementwise", "optimizer", "data_w
 local function print_update(name, case, utilisation)
   local shares = {}
   for i, part in ipairs(parts) do
-    shares[i] = ("%10s"):format(number("%.1f %%", get(case, "parts", part)
-      and 100 * case.parts[part]))
+    local share = get(case, "parts", part, "share")
+    shares[i] = ("%10s"):format(number("%.1f %%", share and 100 * share))
   end
   print(("%-34s %10.0f %8s %8.2f %s"):format(name, case.tokens_per_second,
     number("%.1f %%", utilisation and 100 * utilisation), case.peak_memory_bytes / 2 ^ 30,
